@@ -1,0 +1,133 @@
+"""The contracts between the loop and the backends: what a trainer and a rollout engine must offer.
+
+vime_core imports neither; a plugin registers a factory under a name (see ``vime_core.plugins.specs``) and the
+launcher calls it with a frozen context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import BaseModel
+
+from vime_core.types import Completion, Float32Array, ProcessReport, SampleRequest, TrainSequence, TrainStepResult
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vime_core.config.schema import RunConfig
+    from vime_core.determinism.policy import DeterminismPolicy
+    from vime_core.rl.losses import TokenBatch, TokenLoss
+
+NamedTensors = Iterator[tuple[str, "Tensor"]]
+"""(name, tensor) pairs in a fixed order. Weights carry HF names; state carries the trainer's own names."""
+
+LossFunction = Callable[["TokenBatch"], "TokenLoss"]
+"""Per-token loss: TokenBatch of 1-D fp32 tensors [N] to TokenLoss (loss [N], per-token metrics)."""
+
+Microbatches = Sequence[Sequence[TrainSequence]]
+
+
+class StateObserver(Protocol):
+    """Sees a train step's tensors where they are final: gradients after reduction and before clipping."""
+
+    def gradients(self, tensors: NamedTensors) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainerContext:
+    """Everything a trainer is built from. ``options`` is the plugin's own validated section."""
+
+    config: RunConfig
+    options: BaseModel
+    policy: DeterminismPolicy
+    model_directory: Path
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """Everything a rollout engine is built from. ``options`` is the plugin's own validated section."""
+
+    config: RunConfig
+    options: BaseModel
+    policy: DeterminismPolicy
+    model_directory: Path
+
+
+class Trainer(Protocol):
+    """The training side of a run; all of its ranks are behind this one object."""
+
+    def log_probs(self, microbatches: Microbatches) -> list[Float32Array]:
+        """Score responses without gradients.
+
+        Returns:
+            fp32 [R] a sequence, at the run's sampling temperature, in the order of the flattened microbatches.
+        """
+        ...
+
+    def train_step(self, microbatches: Microbatches, loss: LossFunction, observer: StateObserver) -> TrainStepResult:
+        """Accumulate gradients over the microbatches in order, clip, and step the optimizer once.
+
+        Raises:
+            BackendError: a loss or gradient is not finite; the weights are then unchanged.
+        """
+        ...
+
+    def weights(self) -> NamedTensors:
+        """Current weights under HF names, in the training dtype, in the order of the model's layers."""
+        ...
+
+    def optimizer_state(self) -> NamedTensors:
+        """fp32 masters and moments, under stable names."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write weights, masters, moments, scheduler and RNG state below ``directory`` (which is empty)."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote. Raises RecordError when it is incomplete or of another model."""
+        ...
+
+    def processes(self) -> list[ProcessReport]:
+        """One report a rank."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Rollout(Protocol):
+    """The generating side of a run; all of its engine processes are behind this one object."""
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """Generate every request; results in the order of the requests, whatever finished first.
+
+        Raises:
+            BackendError: the engine died or did not answer within the configured time.
+        """
+        ...
+
+    def update_weights(self, weights: NamedTensors, version: int) -> Mapping[str, str]:
+        """Install weights, drop every cache computed with old ones, and say what the kernels now read.
+
+        Returns:
+            Digest (``vime_core.record.digest.tensor_digest``) of each tensor that kernels read, by HF name.
+        """
+        ...
+
+    def weight_digests(self) -> Mapping[str, str]:
+        """Digest of each tensor that kernels read now, by HF name."""
+        ...
+
+    def processes(self) -> list[ProcessReport]:
+        """One report for each engine process, read back in that process."""
+        ...
+
+    def close(self) -> None: ...
+
+
+TrainerFactory = Callable[[TrainerContext], Trainer]
+RolloutFactory = Callable[[RolloutContext], Rollout]

@@ -1,0 +1,1 @@
+"""Configuration: frozen schema, TOML files overlaid left to right, and errors that name the nearest key."""

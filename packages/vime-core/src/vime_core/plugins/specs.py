@@ -1,0 +1,269 @@
+"""Every hook that a vime plugin can implement. The docstring of a spec is its documentation.
+
+Registration hooks yield frozen records from `vime_core.plugins.types`; they run at discovery, so they must import
+nothing heavy. Lifecycle hooks receive live objects during a run; an exception in one ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from vime_core.plugins.markers import hookspec
+from vime_core.plugins.types import (
+    AdvantageEstimator,
+    AlignmentCheck,
+    Command,
+    DatasetSource,
+    DeterminismPolicyEntry,
+    LauncherEntry,
+    Loss,
+    MetricSink,
+    ModelSource,
+    ModelStructure,
+    Reward,
+    RolloutEngine,
+    TrainerBackend,
+)
+
+if TYPE_CHECKING:
+    from vime_core.backends import Rollout, Trainer
+    from vime_core.config.schema import RunConfig
+    from vime_core.types import Sample
+
+
+class RegistrationSpecs:
+    """What exists: each hook yields the plugin's entries of one kind."""
+
+    @hookspec
+    def vime_trainers(self) -> Iterable[TrainerBackend]:
+        """Trainer backends, selected by ``trainer.backend``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_trainers():
+            ...     yield TrainerBackend("echo", "Trains nothing.", "echo_trainer:open_trainer")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_rollouts(self) -> Iterable[RolloutEngine]:
+        """Rollout engines, selected by ``rollout.backend``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_rollouts():
+            ...     yield RolloutEngine("echo", "Repeats the prompt.", "echo_rollout:open_rollout")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_model_structures(self) -> Iterable[ModelStructure]:
+        """Model structures by HF ``model_type``, each for one trainer backend.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_model_structures():
+            ...     yield ModelStructure("gemma9", "Gemma 9.", "gemma9.megatron:STRUCTURE", backend="megatron")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_model_sources(self) -> Iterable[ModelSource]:
+        """Ways to come by a HF model directory, selected by ``model.source``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_model_sources():
+            ...     yield ModelSource("store", "The company's model store.", "store:fetch", "store:StoreOptions")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_determinism_policies(self) -> Iterable[DeterminismPolicyEntry]:
+        """Determinism policies, selected by ``run.policy``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_determinism_policies():
+            ...     yield DeterminismPolicyEntry("site", "Our cluster's rules.", "site_policy:POLICY")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_alignment_checks(self) -> Iterable[AlignmentCheck]:
+        """Checks that ``vime verify NAME`` runs.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_alignment_checks():
+            ...     yield AlignmentCheck("router", "Do both sides route alike?", "router_check:run")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_rewards(self) -> Iterable[Reward]:
+        """Reward functions, selected by ``reward.name``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_rewards():
+            ...     yield Reward("length", "Shorter is better.", "length_reward:make")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_datasets(self) -> Iterable[DatasetSource]:
+        """Dataset sources, selected by ``data.source``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_datasets():
+            ...     yield DatasetSource("sql", "Prompts from a table.", "sql_data:open", "sql_data:SqlOptions")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_advantage_estimators(self) -> Iterable[AdvantageEstimator]:
+        """Advantage estimators, selected by ``algorithm.advantage``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_advantage_estimators():
+            ...     yield AdvantageEstimator("rank", "Rank within the group.", "rank_advantage:estimate")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_losses(self) -> Iterable[Loss]:
+        """Policy losses, selected by ``algorithm.loss``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_losses():
+            ...     yield Loss("reinforce", "Plain policy gradient.", "reinforce:token_loss")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_metric_sinks(self) -> Iterable[MetricSink]:
+        """Places that metrics go to, listed in ``run.sinks``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_metric_sinks():
+            ...     yield MetricSink("mail", "A mail a step.", "mail_sink:open_sink")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_launchers(self) -> Iterable[LauncherEntry]:
+        """Launchers, selected by ``run.launcher``.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_launchers():
+            ...     yield LauncherEntry("slurm", "One job step a role.", "slurm_launch:open_launcher")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_commands(self) -> Iterable[Command]:
+        """Commands that the ``vime`` command line offers in addition to its own.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_commands():
+            ...     yield Command("hello", "Say hello.", "hello_command:hello")
+        """
+        raise NotImplementedError
+
+
+class LifecycleSpecs:
+    """What happens: hooks that a run calls with its live objects, in the order below."""
+
+    @hookspec
+    def vime_before_run(self, config: RunConfig) -> None:
+        """The configuration is resolved and checked; no backend has started.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_before_run(config):
+            ...     print("starting", config.run.name)
+        """
+
+    @hookspec
+    def vime_before_log_probs(self, step: int, trainer: Trainer, samples: Sequence[Sample]) -> None:
+        """Samples are scored and recorded; the trainer computes log-probs next.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_before_log_probs(step, samples):
+            ...     print(step, len(samples))
+        """
+
+    @hookspec
+    def vime_before_train_step(self, step: int, trainer: Trainer) -> None:
+        """The batch is packed; the optimizer step comes next.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_before_train_step(step, trainer):
+            ...     print(step, sum(t.numel() for _, t in trainer.weights()))
+        """
+
+    @hookspec
+    def vime_after_weight_update(self, step: int, trainer: Trainer, rollout: Rollout) -> None:
+        """The engine holds the step's new weights and both sides' digests agreed.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_after_weight_update(step, rollout):
+            ...     print(step, len(rollout.weight_digests()))
+        """
+
+    @hookspec
+    def vime_after_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The step is recorded.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_after_step(step, metrics):
+            ...     print(step, metrics["reward/mean"])
+        """

@@ -1,0 +1,156 @@
+"""What registration hooks yield: small frozen records that name code without importing it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from vime_core.errors import PluginError
+
+
+class Options(BaseModel):
+    """Base of every plugin-owned configuration section: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A named capability.
+
+    Args:
+        name: how a configuration selects it.
+        summary: one line for ``vime plugins list``.
+        target: ``"package.module:attribute"``, imported on first use.
+        options: ``"package.module:Class"`` of an `Options` subclass that types the plugin's section; empty: no keys.
+    """
+
+    name: str
+    summary: str
+    target: str
+    options: str = ""
+
+    kind: ClassVar[str] = "registration"
+
+    def load(self) -> Any:
+        """Import the target. Raises PluginError when the module or attribute is missing."""
+        return load_attribute(self.target, self.name)
+
+    def options_class(self) -> type[BaseModel]:
+        """The class that types this plugin's configuration section."""
+        return load_attribute(self.options, self.name) if self.options else Options
+
+
+def load_attribute(target: str, name: str) -> Any:
+    """Import ``module:attribute``; an absent optional package becomes one clear error."""
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise PluginError(
+            f"plugin {name!r} needs {error.name or module!r}, which cannot be imported: {error}",
+            remedy=f"Install the package that provides {error.name or module!r}, or choose another plugin.",
+            code="VIME-PLUGIN-003",
+        ) from error
+    except AttributeError as error:
+        raise PluginError(
+            f"plugin {name!r} names {target!r}, but {module!r} has no {attribute!r}",
+            remedy="Correct the target in the plugin's registration.",
+            code="VIME-PLUGIN-004",
+        ) from error
+
+
+@dataclass(frozen=True)
+class TrainerBackend(Registration):
+    """``target`` is a `vime_core.backends.TrainerFactory`."""
+
+    kind: ClassVar[str] = "trainer"
+
+
+@dataclass(frozen=True)
+class RolloutEngine(Registration):
+    """``target`` is a `vime_core.backends.RolloutFactory`."""
+
+    kind: ClassVar[str] = "rollout"
+
+
+@dataclass(frozen=True)
+class ModelStructure(Registration):
+    """A structure by its HF ``model_type``; ``target`` describes it to the trainer named in ``backend``."""
+
+    backend: str = ""
+
+    kind: ClassVar[str] = "structure"
+
+
+@dataclass(frozen=True)
+class ModelSource(Registration):
+    """``target`` is ``(options, cache directory) -> HF model directory``: where a model comes from."""
+
+    kind: ClassVar[str] = "model source"
+
+
+@dataclass(frozen=True)
+class DeterminismPolicyEntry(Registration):
+    """``target`` is a `vime_core.determinism.policy.DeterminismPolicy`."""
+
+    kind: ClassVar[str] = "policy"
+
+
+@dataclass(frozen=True)
+class AlignmentCheck(Registration):
+    """``target`` is a check that ``vime verify`` runs by this name."""
+
+    kind: ClassVar[str] = "check"
+
+
+@dataclass(frozen=True)
+class Reward(Registration):
+    """``target`` is ``(options) -> reward function`` (see ``vime_core.rewards``)."""
+
+    kind: ClassVar[str] = "reward"
+
+
+@dataclass(frozen=True)
+class DatasetSource(Registration):
+    """``target`` is ``(options) -> vime_core.data.Dataset``."""
+
+    kind: ClassVar[str] = "dataset"
+
+
+@dataclass(frozen=True)
+class AdvantageEstimator(Registration):
+    """``target`` is ``(rewards fp32 [P, G], options) -> advantages fp32 [P, G]``."""
+
+    kind: ClassVar[str] = "advantage"
+
+
+@dataclass(frozen=True)
+class Loss(Registration):
+    """``target`` is ``(TokenBatch, options) -> TokenLoss``."""
+
+    kind: ClassVar[str] = "loss"
+
+
+@dataclass(frozen=True)
+class MetricSink(Registration):
+    """``target`` is ``(options, record directory) -> sink`` with ``log(step, metrics)`` and ``close()``."""
+
+    kind: ClassVar[str] = "sink"
+
+
+@dataclass(frozen=True)
+class LauncherEntry(Registration):
+    """``target`` is a `vime_core.launch.Launcher` factory: where trainer ranks and engines run."""
+
+    kind: ClassVar[str] = "launcher"
+
+
+@dataclass(frozen=True)
+class Command(Registration):
+    """``target`` is a typer application or a function that becomes ``vime NAME``."""
+
+    kind: ClassVar[str] = "command"

@@ -1,0 +1,1 @@
+"""The run record: a directory that a stranger can read and check without vime."""

@@ -1,0 +1,83 @@
+"""What a run record holds. Floats that are compared are hex (`float.hex`), never decimals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+FORMAT: Final = "vime-record/1"
+Status = Literal["running", "complete", "failed"]
+Digests = Mapping[str, str]
+"""Leaf digest (hex) by tensor name, in the tensors' own order."""
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PluginEntry(Entry):
+    name: str
+    distribution: str
+    version: str
+
+
+class ProcessEntry(Entry):
+    """A process as it was read back after its start."""
+
+    role: str
+    rank: int
+    pid: int
+    environment: Mapping[str, str]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    hardware: Mapping[str, Any]
+
+
+class Manifest(Entry):
+    """``manifest.json``: everything that decides a run's bits, and what happened to it."""
+
+    format: str = FORMAT
+    vime_version: str
+    config: Mapping[str, Any]
+    policy: str
+    contract: str = ""
+    plugins: tuple[PluginEntry, ...] = ()
+    processes: tuple[ProcessEntry, ...] = ()
+    platform: Mapping[str, str]
+    model_root: str = ""
+    initial_weights: Digests = {}
+    status: Status = "running"
+    error: str = ""
+
+
+class UpdateEntry(Entry):
+    """One optimizer step. ``train_log_probs`` is a digest; the values stand with the samples."""
+
+    loss: str
+    grad_norm: str
+    learning_rate: str
+    train_log_probs: str
+    gradients: Digests
+    gradients_root: str
+
+
+class StepEntry(Entry):
+    """One line of ``steps.jsonl``. Digests are in the order in which a step computes them."""
+
+    step: int
+    weight_version: int
+    prompts: str
+    tokens: str
+    rollout_log_probs: str
+    rewards: str
+    advantages: str
+    updates: tuple[UpdateEntry, ...]
+    weights: Digests
+    weights_root: str
+    optimizer: Digests
+    optimizer_root: str
+    metrics: Mapping[str, str]
+    evaluation: Mapping[str, str] = {}
+    timings: Mapping[str, float] = {}
