@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from vime_core.config.schema import RunConfig
 from vime_core.determinism.policy import DeterminismPolicy
-from vime_core.errors import PolicyError
 from vime_core.types import Role
 
 
@@ -19,19 +18,6 @@ def role_environment(config: RunConfig, policy: DeterminismPolicy, role: Role) -
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment
-
-
-def refuse_contradictions(wanted: Mapping[str, str], policy: DeterminismPolicy, role: Role) -> None:
-    """Raise PolicyError when a variable is already set to another value: it is the user's, so it is not overwritten."""
-    for name, value in wanted.items():
-        found = os.environ.get(name)
-        if found is not None and found != value:
-            raise PolicyError(
-                f"environment variable {name} = {found!r} contradicts policy {policy.id}, which needs {value!r}"
-                f" in the {role} process",
-                remedy=f"Unset {name} (or set it to {value!r}), or choose another run.policy.",
-                code="VIME-ENV-001",
-            )
 
 
 def apply(wanted: Mapping[str, str]) -> None:

@@ -1,0 +1,27 @@
+"""``vime convert``: checkpoints from one form to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Convert checkpoints.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:  # pyright: ignore[reportUnusedFunction]
+    """Keep the conversions subcommands while there is only one."""
+
+
+@app.command("gguf-to-hf")
+def gguf_to_hf(
+    gguf: Annotated[Path, typer.Argument(help="The .gguf file.", show_default=False)],
+    output: Annotated[Path, typer.Argument(help="The HF directory to write; must not exist.", show_default=False)],
+) -> int:
+    """Dequantise a GGUF model into a HF directory and check what was written."""
+    from vime_cli.loading import optional
+
+    print(optional("vime_megatron.conversion.gguf:convert_gguf", "vime-megatron[gguf]")(gguf, output))
+    return 0

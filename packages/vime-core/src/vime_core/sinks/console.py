@@ -1,0 +1,43 @@
+"""One line a step on standard error: step, reward, mismatch, speed, time left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel
+
+
+class ConsoleSink:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        print(line(step, metrics), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+def line(step: int, metrics: Mapping[str, float]) -> str:
+    """The text for one step."""
+    parts = [
+        f"step {step + 1}/{metrics['progress/steps']:.0f}",
+        f"reward {metrics['reward/mean']:.3f}",
+        f"|train - rollout log-prob| {metrics['train_rollout_logprob_abs_diff']:.3g}",
+        f"loss {metrics['train/loss']:+.4f}",
+        f"{metrics['time/tokens_per_s']:.0f} tokens/s",
+        f"{metrics['time/step']:.1f} s",
+        f"{clock(metrics['progress/left_s'])} left",
+    ]
+    if "evaluation/reward" in metrics:
+        parts.insert(2, f"evaluation {metrics['evaluation/reward']:.3f}")
+    return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: ``3:07``."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def open_sink(options: BaseModel, directory: Path) -> ConsoleSink:
+    del options, directory
+    return ConsoleSink()
