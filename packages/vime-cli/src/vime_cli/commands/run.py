@@ -29,7 +29,7 @@ def run(
     config, plugins = load_config(configs, [*(overrides or []), *extra, *quiet])
     if dry_run:
         return _print_resolved(config, as_json=as_json)
-    from vime_core.loop.session import execute
+    from vime_core.loop.run import execute
 
     summary = execute(config, plugins)
     if as_json:

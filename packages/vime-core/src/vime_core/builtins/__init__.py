@@ -1,0 +1,1 @@
+"""What vime_core itself registers, like any other plugin."""

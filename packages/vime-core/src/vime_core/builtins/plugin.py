@@ -1,0 +1,74 @@
+"""Entry point ``core`` of the group ``vime``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vime_core.plugins.markers import hookimpl
+from vime_core.plugins.types import (
+    AdvantageEstimator,
+    DatasetSource,
+    DeterminismPolicyEntry,
+    LauncherEntry,
+    Loss,
+    MetricSink,
+    Reward,
+)
+
+
+@hookimpl
+def vime_advantage_estimators() -> Iterable[AdvantageEstimator]:
+    yield AdvantageEstimator(
+        "grpo", "Reward against the group's mean and spread.", "vime_core.rl.advantages:grpo", "vime_core.rl.advantages:GrpoOptions"
+    )
+    yield AdvantageEstimator(
+        "rloo", "Reward against the mean of the others in the group.", "vime_core.rl.advantages:rloo", "vime_core.rl.advantages:RlooOptions"
+    )
+
+
+@hookimpl
+def vime_losses() -> Iterable[Loss]:
+    yield Loss(
+        "ppo-clip", "PPO with separate low and high clip, optional KL.", "vime_core.rl.losses:ppo_clip", "vime_core.rl.losses:PpoClipOptions"
+    )
+
+
+@hookimpl
+def vime_datasets() -> Iterable[DatasetSource]:
+    yield DatasetSource(
+        "jsonl", "Question and answer, or messages and label, a line each.", "vime_core.data.files:open_jsonl", "vime_core.data.files:FileOptions"
+    )
+    yield DatasetSource(
+        "parquet", "The same columns in a Parquet file.", "vime_core.data.files:open_parquet", "vime_core.data.files:FileOptions"
+    )
+    yield DatasetSource(
+        "reasoning-gym", "Any task of reasoning-gym by name and seed.", "vime_core.data.gym:open_gym", "vime_core.data.gym:GymOptions"
+    )
+
+
+@hookimpl
+def vime_rewards() -> Iterable[Reward]:
+    yield Reward("math-verify", "Mathematical equality with the label.", "vime_core.rewards.builtin:math_verify", "")
+    yield Reward("exact", "Equality with the label.", "vime_core.rewards.builtin:exact", "")
+    yield Reward("reasoning-gym", "The task's own scorer.", "vime_core.rewards.builtin:reasoning_gym", "")
+
+
+@hookimpl
+def vime_determinism_policies() -> Iterable[DeterminismPolicyEntry]:
+    yield DeterminismPolicyEntry("off", "Promises nothing; records everything.", "vime_core.determinism.policy:OFF")
+    yield DeterminismPolicyEntry(
+        "reproducible", "The same run twice gives the same bits.", "vime_core.determinism.policy:REPRODUCIBLE"
+    )
+
+
+@hookimpl
+def vime_metric_sinks() -> Iterable[MetricSink]:
+    yield MetricSink("console", "One line a step.", "vime_core.sinks.console:open_sink")
+    yield MetricSink("jsonl", "metrics.jsonl in the record.", "vime_core.sinks.jsonl:open_sink")
+
+
+@hookimpl
+def vime_launchers() -> Iterable[LauncherEntry]:
+    yield LauncherEntry(
+        "inline", "Everything on this machine; the trainer in the driver's process.", "vime_core.launch:InlineLauncher"
+    )

@@ -1,0 +1,116 @@
+"""From scored samples to training sequences: advantages, loss weights, microbatches, old log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import BaseModel
+
+from vime_core.backends import LossFunction
+from vime_core.config.schema import RunConfig
+from vime_core.errors import ConfigError
+from vime_core.plugins.manager import PluginManager
+from vime_core.plugins.types import AdvantageEstimator, Loss
+from vime_core.rl.packing import pack
+from vime_core.types import Float32Array, Sample, TrainSequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Estimate = Callable[["Tensor", BaseModel], "Tensor"]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The configured algorithm with its plugins loaded. ``loss`` already holds its options."""
+
+    config: RunConfig
+    estimate: Estimate
+    estimate_options: BaseModel
+    loss: LossFunction
+
+    def advantages(self, samples: Sequence[Sample]) -> Float32Array:
+        """One advantage a sample, fp32 [P * G], in sample order."""
+        import torch
+
+        groups = self.config.sampling.samples_per_prompt
+        rewards_PG = torch.tensor([s.reward for s in samples], dtype=torch.float32).view(-1, groups)
+        return self.estimate(rewards_PG, self.estimate_options).reshape(-1).numpy()
+
+    def minibatches(self, samples: Sequence[Sample], advantages: Float32Array) -> list[list[TrainSequence]]:
+        """The samples of each optimizer step, whole prompts in order, with loss weights of that step's own total."""
+        from vime_core.rl.reduction import token_weights
+
+        parts = _split_prompts(len(samples), self.config)
+        result: list[list[TrainSequence]] = []
+        for part in parts:
+            weights = token_weights([len(samples[i].response_tokens) for i in part], self.config.algorithm.reduction)
+            result.append(
+                [_sequence(samples[i], float(advantages[i]), w) for i, w in zip(part, weights, strict=True)]
+            )
+        return result
+
+    def microbatches(self, sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
+        """Pack sequences to the token budget, in order."""
+        plan = pack([len(s.tokens) for s in sequences], self.config.trainer.token_budget)
+        return [[sequences[i] for i in microbatch] for microbatch in plan]
+
+
+def load_algorithm(config: RunConfig, plugins: PluginManager) -> Algorithm:
+    """Load the configured advantage estimator and loss."""
+    section = config.algorithm
+    estimator = plugins.find(AdvantageEstimator, section.advantage, field_name="algorithm.advantage")
+    loss = plugins.find(Loss, section.loss, field_name="algorithm.loss")
+    token_loss, options = loss.load(), config.options("algorithm", section.loss)
+    algorithm = Algorithm(
+        config=config,
+        estimate=estimator.load(),
+        estimate_options=config.options("algorithm", section.advantage),
+        loss=lambda batch: token_loss(batch, options),
+    )
+    _try_estimator(algorithm)
+    return algorithm
+
+
+def _try_estimator(algorithm: Algorithm) -> None:
+    import torch
+
+    config = algorithm.config
+    try:
+        algorithm.estimate(torch.zeros(1, config.sampling.samples_per_prompt), algorithm.estimate_options)
+    except ValueError as error:
+        raise ConfigError(
+            f"algorithm.advantage = {config.algorithm.advantage!r} does not accept"
+            f" sampling.samples_per_prompt = {config.sampling.samples_per_prompt}: {error}",
+            remedy="Change one of the two keys.",
+            code="VIME-CONFIG-010",
+        ) from error
+
+
+def with_old_log_probs(
+    sequences: Sequence[TrainSequence], old_log_probs: Sequence[Float32Array]
+) -> list[TrainSequence]:
+    """The same sequences with the log-probs of the policy that is being improved."""
+    return [replace(s, old_log_probs=old) for s, old in zip(sequences, old_log_probs, strict=True)]
+
+
+def _split_prompts(samples: int, config: RunConfig) -> list[range]:
+    prompts = samples // config.sampling.samples_per_prompt
+    updates = config.algorithm.updates_per_rollout
+    edges = [prompts * i // updates * config.sampling.samples_per_prompt for i in range(updates + 1)]
+    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+
+
+def _sequence(sample: Sample, advantage: float, weights: Float32Array) -> TrainSequence:
+    length = len(sample.response_tokens)
+    mask = np.asarray(sample.loss_mask, dtype=np.float32)
+    return TrainSequence(
+        key=sample.key,
+        tokens=sample.tokens,
+        response_start=len(sample.prompt_tokens),
+        advantages=np.full(length, advantage, dtype=np.float32),
+        weights=weights * mask,
+    )

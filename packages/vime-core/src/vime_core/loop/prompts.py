@@ -1,0 +1,86 @@
+"""Which prompts a step takes, as tokens, and the requests made of them. A function of (seed, step) alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vime_core.config.schema import RunConfig
+from vime_core.data import Dataset, Example
+from vime_core.data.order import prompt_indices
+from vime_core.data.template import PromptRenderer
+from vime_core.rl.seeds import sample_seed
+from vime_core.types import SampleRequest
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a step. ``index`` counts prompts over the whole run, ``dataset_index`` within the dataset."""
+
+    index: int
+    dataset_index: int
+    tokens: tuple[int, ...]
+    text: str
+    example: Example
+
+
+@dataclass(frozen=True)
+class PromptStream:
+    """The prompts of every step. ``usable`` are the dataset's indices whose prompts fit the context."""
+
+    dataset: Dataset
+    renderer: PromptRenderer
+    usable: Sequence[int]
+    seed: int
+    prompts_per_step: int
+
+    def step(self, step: int) -> list[Prompt]:
+        """The prompts of a step, by prompt index."""
+        chosen = prompt_indices(len(self.usable), self.seed, step, self.prompts_per_step)
+        return [self._prompt(index, self.usable[place]) for index, place in chosen]
+
+    def first(self, count: int) -> list[Prompt]:
+        """The dataset's first usable prompts in its own order: an evaluation set."""
+        return [self._prompt(number, index) for number, index in enumerate(self.usable[:count])]
+
+    def _prompt(self, index: int, dataset_index: int) -> Prompt:
+        example = self.dataset[dataset_index]
+        rendered = self.renderer.render(example, dataset_index)
+        return Prompt(index, dataset_index, rendered.token_ids, rendered.text, example)
+
+
+def training_requests(config: RunConfig, step: int, prompts: Sequence[Prompt]) -> list[SampleRequest]:
+    """Every sample of a step, by (prompt index, sample index), each with its own seed."""
+    sampling = config.sampling
+    return [
+        SampleRequest(
+            prompt_index=prompt.index,
+            sample_index=sample,
+            prompt_tokens=prompt.tokens,
+            seed=sample_seed(config.run.seed, step, prompt.index, sample),
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop_token_ids=sampling.stop_token_ids,
+        )
+        for prompt in prompts
+        for sample in range(sampling.samples_per_prompt)
+    ]
+
+
+def evaluation_requests(config: RunConfig, prompts: Sequence[Prompt]) -> list[SampleRequest]:
+    """One request a prompt; the seed does not depend on the step, so evaluations compare."""
+    evaluation = config.evaluation
+    return [
+        SampleRequest(
+            prompt_index=prompt.index,
+            sample_index=0,
+            prompt_tokens=prompt.tokens,
+            seed=sample_seed(config.run.seed, -1, prompt.index, 0),
+            max_tokens=evaluation.max_tokens,
+            temperature=evaluation.temperature,
+            stop_token_ids=config.sampling.stop_token_ids,
+        )
+        for prompt in prompts
+    ]

@@ -1,0 +1,43 @@
+"""The configured reward, ready to score a step's responses in sample order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from vime_core.config.schema import RunConfig
+from vime_core.loop.prompts import Prompt
+from vime_core.plugins.manager import PluginManager
+from vime_core.plugins.types import Reward
+from vime_core.rewards import RewardInput
+from vime_core.rewards.pool import RewardPool
+from vime_core.types import Completion
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores responses in reward workers."""
+
+    pool: RewardPool
+
+    def score(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], completions: Sequence[Completion]
+    ) -> list[float]:
+        """One finite reward a response, in the given order, whichever finished first."""
+        return self.pool.score(
+            [
+                RewardInput(prompt.text, text, prompt.example, completion.finish_reason)
+                for prompt, text, completion in zip(prompts, texts, completions, strict=True)
+            ]
+        )
+
+
+@contextmanager
+def open_scorer(config: RunConfig, plugins: PluginManager) -> Iterator[Scorer]:
+    """Load the reward and keep its workers until the end of the run."""
+    section = config.reward
+    entry = plugins.find(Reward, section.name, field_name="reward.name")
+    options = config.options("reward", section.name)
+    with RewardPool(entry.target, options, timeout_s=section.timeout_s, workers=section.workers) as pool:
+        yield Scorer(pool)

@@ -1,0 +1,117 @@
+"""A run's parts, put together in the one order that works, and taken apart whatever happens."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+
+from vime_core import __version__
+from vime_core.backends import Rollout, Trainer
+from vime_core.config.load import resolved_table
+from vime_core.config.schema import RunConfig
+from vime_core.data.template import Tokenizer, load_tokenizer
+from vime_core.determinism.policy import DeterminismPolicy
+from vime_core.loop.algorithm import Algorithm, load_algorithm
+from vime_core.loop.model import model_directory
+from vime_core.loop.prompts import PromptStream
+from vime_core.loop.scoring import Scorer, open_scorer
+from vime_core.loop.streams import evaluation_stream, training_stream
+from vime_core.loop.weights import require_equal_weights
+from vime_core.plugins.manager import PluginManager
+from vime_core.plugins.types import LauncherEntry, MetricSink, Options
+from vime_core.record.digest import digest_tensors, merkle_root
+from vime_core.record.schema import Manifest, PluginEntry, ProcessEntry
+from vime_core.record.writer import RecordWriter
+from vime_core.sinks import Sink
+from vime_core.types import Completion
+
+
+@dataclass
+class Session:
+    """Everything that a step needs. Only ``weight_version`` changes."""
+
+    config: RunConfig
+    plugins: PluginManager
+    tokenizer: Tokenizer
+    prompts: PromptStream
+    evaluation: PromptStream | None
+    scorer: Scorer
+    algorithm: Algorithm
+    rollout: Rollout
+    trainer: Trainer
+    writer: RecordWriter
+    sinks: tuple[Sink, ...]
+    weight_version: int = 0
+
+    def decode(self, completions: Sequence[Completion]) -> list[str]:
+        """The text of each response, without special tokens."""
+        return [self.tokenizer.decode(c.tokens, skip_special_tokens=True) for c in completions]
+
+
+@contextmanager
+def open_session(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager) -> Iterator[Session]:
+    """Start both sides and check that they hold the same weights; close everything in reverse order."""
+    launcher = plugins.find(LauncherEntry, config.run.launcher, field_name="run.launcher").load()(
+        config, policy, plugins
+    )
+    launcher.prepare()
+    plugins.hook.vime_before_run(config=config)
+    with ExitStack() as stack:
+        model = model_directory(config, plugins)
+        tokenizer = load_tokenizer(model)
+        prompts = training_stream(config, plugins, tokenizer)
+        evaluation = evaluation_stream(config, plugins, tokenizer)
+        algorithm = load_algorithm(config, plugins)
+        scorer = stack.enter_context(open_scorer(config, plugins))
+        writer = stack.enter_context(RecordWriter.create(config.run.output, _manifest(config, policy, plugins)))
+        rollout = launcher.rollout(model)
+        stack.callback(rollout.close)
+        trainer = launcher.trainer(model)
+        stack.callback(trainer.close)
+        _record_start(writer, trainer, rollout)
+        sinks = _sinks(config, plugins, stack)
+        yield Session(
+            config, plugins, tokenizer, prompts, evaluation, scorer, algorithm, rollout, trainer, writer, sinks
+        )
+        writer.finish("complete")
+
+
+def _manifest(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager) -> Manifest:
+    return Manifest(
+        vime_version=__version__,
+        config=resolved_table(config),
+        policy=policy.id,
+        plugins=tuple(PluginEntry(name=i.name, distribution=i.distribution, version=i.version) for i in plugins.plugins()),
+        platform=_platform(),
+    )
+
+
+def _platform() -> Mapping[str, str]:
+    return {
+        "system": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def _record_start(writer: RecordWriter, trainer: Trainer, rollout: Rollout) -> None:
+    initial = digest_tensors(trainer.weights())
+    require_equal_weights(initial, rollout.weight_digests(), 0)
+    reports = [*trainer.processes(), *rollout.processes()]
+    writer.update_manifest(
+        processes=tuple(ProcessEntry(**asdict(report)) for report in reports),
+        initial_weights=initial,
+        model_root=merkle_root(initial),
+    )
+
+
+def _sinks(config: RunConfig, plugins: PluginManager, stack: ExitStack) -> tuple[Sink, ...]:
+    opened: list[Sink] = []
+    for name in config.run.sinks:
+        sink = plugins.find(MetricSink, name, field_name="run.sinks").load()(Options(), config.run.output)
+        stack.callback(sink.close)
+        opened.append(sink)
+    return tuple(opened)

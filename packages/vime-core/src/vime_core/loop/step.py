@@ -1,0 +1,185 @@
+"""One step of a run: generate, score, train, update the engine, record. Read it from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vime_core.backends import NamedTensors
+from vime_core.loop.algorithm import with_old_log_probs
+from vime_core.loop.evaluation import evaluate
+from vime_core.loop.metrics import step_metrics
+from vime_core.loop.prompts import Prompt, training_requests
+from vime_core.loop.session import Session
+from vime_core.loop.timing import PhaseTimer
+from vime_core.loop.weights import require_equal_weights
+from vime_core.record.digest import digest_tensors, merkle_root
+from vime_core.record.samples import log_prob_digest, step_digests
+from vime_core.record.schema import Digests, StepEntry, UpdateEntry
+from vime_core.rl.seeds import require_distinct_seeds
+from vime_core.types import Completion, Float32Array, Sample, SampleRequest, TrainSequence, TrainStepResult
+
+
+@dataclass
+class GradientRecorder:
+    """Digests the gradients where the trainer shows them."""
+
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
+
+    def gradients(self, tensors: NamedTensors) -> None:
+        with self.timer("record"):
+            self.digests = digest_tensors(tensors)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step with what was recorded of it."""
+
+    result: TrainStepResult
+    entry: UpdateEntry
+
+
+def run_step(session: Session, step: int) -> dict[str, float]:
+    """Do step number ``step`` (from 0) and return its metrics."""
+    timer = PhaseTimer()
+    evaluation = evaluate(session, step, timer)
+    samples = _generate(session, step, timer)
+    with timer("advantages"):
+        advantages = session.algorithm.advantages(samples)
+    updates = _train(session, step, samples, advantages, timer)
+    weights = _update_engine(session, step, timer)
+    train_log_probs = _by_sample(updates, samples)
+    metrics = step_metrics(samples, train_log_probs, [u.result for u in updates], timer)
+    with timer("record"):
+        entry = _entry(session, step, samples, advantages, updates, weights, {**metrics, **evaluation}, timer)
+        session.writer.write_step(entry, samples, train_log_probs, advantages)
+    return {**metrics, **evaluation, "time/record": timer.seconds["record"], "time/step": timer.total()}
+
+
+def _generate(session: Session, step: int, timer: PhaseTimer) -> list[Sample]:
+    prompts = session.prompts.step(step)
+    requests = training_requests(session.config, step, prompts)
+    require_distinct_seeds(requests)
+    with timer("generate"):
+        completions = session.rollout.generate(requests)
+    with timer("reward"):
+        by_index = {prompt.index: prompt for prompt in prompts}
+        texts = session.decode(completions)
+        rewards = session.scorer.score([by_index[c.prompt_index] for c in completions], texts, completions)
+        return [
+            _sample(request, by_index[request.prompt_index], completion, reward, text)
+            for request, completion, reward, text in zip(requests, completions, rewards, texts, strict=True)
+        ]
+
+
+def _sample(request: SampleRequest, prompt: Prompt, completion: Completion, reward: float, text: str) -> Sample:
+    if completion.key != request.key:
+        raise AssertionError(f"completion {completion.key} came back for request {request.key}")
+    return Sample(
+        prompt_index=request.prompt_index,
+        sample_index=request.sample_index,
+        dataset_index=prompt.dataset_index,
+        prompt_tokens=request.prompt_tokens,
+        response_tokens=completion.tokens,
+        rollout_log_probs=completion.log_probs,
+        loss_mask=(True,) * len(completion.tokens),
+        reward=reward,
+        weight_version=completion.weight_version,
+        finish_reason=completion.finish_reason,
+        seed=request.seed,
+        response_text=text,
+    )
+
+
+def _train(
+    session: Session, step: int, samples: Sequence[Sample], advantages: Float32Array, timer: PhaseTimer
+) -> list[Update]:
+    hook = session.plugins.hook
+    hook.vime_before_log_probs(step=step, trainer=session.trainer, samples=samples)
+    minibatches = session.algorithm.minibatches(samples, advantages)
+    with timer("log_probs"):
+        minibatches = _old_log_probs(session, samples, minibatches)
+    hook.vime_before_train_step(step=step, trainer=session.trainer)
+    return [_optimize(session, sequences, timer) for sequences in minibatches]
+
+
+def _old_log_probs(
+    session: Session, samples: Sequence[Sample], minibatches: list[list[TrainSequence]]
+) -> list[list[TrainSequence]]:
+    choice = session.config.algorithm.old_log_probs
+    if choice == "reuse":
+        return minibatches
+    if choice == "rollout":
+        by_key = {sample.key: sample.rollout_log_probs for sample in samples}
+        return [with_old_log_probs(part, [by_key[s.key] for s in part]) for part in minibatches]
+    scores = [session.trainer.log_probs(session.algorithm.microbatches(part)) for part in minibatches]
+    return [with_old_log_probs(part, old) for part, old in zip(minibatches, scores, strict=True)]
+
+
+def _optimize(session: Session, sequences: Sequence[TrainSequence], timer: PhaseTimer) -> Update:
+    recorder = GradientRecorder(timer=PhaseTimer())
+    microbatches = session.algorithm.microbatches(sequences)
+    with timer("train"):
+        result = session.trainer.train_step(microbatches, session.algorithm.loss, recorder)
+    hashing = recorder.timer.seconds.get("record", 0.0)
+    timer.move(hashing, source="train", target="record")
+    entry = UpdateEntry(
+        loss=result.loss.hex(),
+        grad_norm=result.grad_norm.hex(),
+        learning_rate=result.learning_rate.hex(),
+        train_log_probs=log_prob_digest([s.key for s in sequences], result.log_probs),
+        gradients=recorder.digests,
+        gradients_root=merkle_root(recorder.digests),
+    )
+    return Update(result, entry)
+
+
+def _update_engine(session: Session, step: int, timer: PhaseTimer) -> Digests:
+    session.weight_version = step + 1
+    with timer("record"):
+        wanted = digest_tensors(session.trainer.weights())
+    with timer("weight_update"):
+        held = session.rollout.update_weights(session.trainer.weights(), session.weight_version)
+    require_equal_weights(wanted, held, session.weight_version)
+    session.plugins.hook.vime_after_weight_update(step=step, trainer=session.trainer, rollout=session.rollout)
+    return wanted
+
+
+def _by_sample(updates: Sequence[Update], samples: Sequence[Sample]) -> list[Float32Array]:
+    log_probs = [values for update in updates for values in update.result.log_probs]
+    if [len(values) for values in log_probs] != [len(s.response_tokens) for s in samples]:
+        raise AssertionError("the trainer's log-probs do not cover the samples token by token")
+    return log_probs
+
+
+def _entry(
+    session: Session,
+    step: int,
+    samples: Sequence[Sample],
+    advantages: Float32Array,
+    updates: Sequence[Update],
+    weights: Digests,
+    metrics: dict[str, float],
+    timer: PhaseTimer,
+) -> StepEntry:
+    digests = step_digests(samples, np.asarray(advantages))
+    optimizer = digest_tensors(session.trainer.optimizer_state())
+    return StepEntry(
+        step=step,
+        weight_version=samples[0].weight_version,
+        prompts=digests.prompts,
+        tokens=digests.tokens,
+        rollout_log_probs=digests.rollout_log_probs,
+        rewards=digests.rewards,
+        advantages=digests.advantages,
+        updates=tuple(update.entry for update in updates),
+        weights=weights,
+        weights_root=merkle_root(weights),
+        optimizer=optimizer,
+        optimizer_root=merkle_root(optimizer),
+        metrics={name: value.hex() for name, value in metrics.items() if not name.startswith("time/")},
+        timings=dict(timer.seconds),
+    )

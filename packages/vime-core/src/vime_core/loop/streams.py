@@ -1,0 +1,43 @@
+"""Open the configured datasets as prompt streams over a model's tokenizer."""
+
+from __future__ import annotations
+
+from vime_core.config.schema import RunConfig
+from vime_core.data import Dataset
+from vime_core.data.template import PromptRenderer, Tokenizer, usable_examples
+from vime_core.loop.prompts import PromptStream
+from vime_core.plugins.manager import PluginManager
+from vime_core.plugins.types import DatasetSource
+
+def training_stream(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer) -> PromptStream:
+    """The training prompts."""
+    name = config.data.source
+    dataset = _dataset(plugins, name, config.options("data", name))
+    return _stream(config, dataset, tokenizer, config.sampling.max_tokens)
+
+
+def evaluation_stream(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer) -> PromptStream | None:
+    """The evaluation prompts, or None when no evaluation is configured."""
+    section = config.evaluation
+    if section.every == 0:
+        return None
+    holder, name = ("evaluation", section.source) if section.source else ("data", config.data.source)
+    dataset = _dataset(plugins, name, config.options(holder, name))
+    return _stream(config, dataset, tokenizer, section.max_tokens)
+
+
+def _dataset(plugins: PluginManager, name: str, options: object) -> Dataset:
+    return plugins.find(DatasetSource, name, field_name="data.source").load()(options)
+
+
+def _stream(
+    config: RunConfig, dataset: Dataset, tokenizer: Tokenizer, max_tokens: int
+) -> PromptStream:
+    renderer = PromptRenderer(
+        tokenizer,
+        max_tokens=config.rollout.context_length - max_tokens,
+        system_prompt=config.data.system_prompt,
+    )
+    drop = config.data.overlong == "drop"
+    usable = usable_examples(dataset, renderer).kept if drop else range(len(dataset))
+    return PromptStream(dataset, renderer, usable, config.run.seed, config.sampling.prompts_per_step)

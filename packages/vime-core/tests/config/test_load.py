@@ -1,0 +1,227 @@
+"""Overlay, overrides, plugin-owned sections, and errors that name key, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tomlkit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vime_core.config.load import load_config, overlay, parse_override, resolved_table, validate
+from vime_core.config.schema import RunConfig
+from vime_core.errors import ConfigError, PluginError, VimeError
+from vime_core.plugins import (
+    AdvantageEstimator,
+    DatasetSource,
+    Loss,
+    ModelSource,
+    Reward,
+    RolloutEngine,
+    TrainerBackend,
+    hookimpl,
+)
+from vime_core.plugins.manager import PluginInfo, PluginManager
+from vime_core.plugins.types import Options
+
+
+class ShopOptions(Options):
+    size: int = 3
+    colour: str = "red"
+
+
+@pytest.fixture
+def plugins() -> PluginManager:
+    here = f"{__name__}:ShopOptions"
+
+    def one(entry: Any) -> Any:
+        @hookimpl
+        def hook() -> Iterator[Any]:
+            yield entry
+
+        return hook
+
+    manager = PluginManager()
+    manager.register(
+        SimpleNamespace(
+            vime_trainers=one(TrainerBackend("megatron", "T.", "json:loads", here)),
+            vime_rollouts=one(RolloutEngine("vllm", "R.", "json:loads", here)),
+            vime_model_sources=one(ModelSource("directory", "M.", "json:loads", here)),
+            vime_datasets=lambda: [DatasetSource("jsonl", "D.", "json:loads", here), DatasetSource("sql", "D.", "x:y")],
+            vime_rewards=one(Reward("exact", "E.", "json:loads")),
+            vime_advantage_estimators=one(AdvantageEstimator("grpo", "G.", "json:loads")),
+            vime_losses=one(Loss("ppo-clip", "P.", "json:loads")),
+        ),
+        PluginInfo("fixture", "fixture-dist", "1"),
+    )
+    # The class is found by import path, so it must be the one of the imported module.
+    return manager
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or SimpleNamespace(ShopOptions=ShopOptions))
+
+
+def minimal(**sections: Any) -> dict[str, Any]:
+    return overlay({"run": {}, "model": {}, "data": {"source": "jsonl"}, "reward": {"name": "exact"}}, sections)
+
+
+def refuse(raw: dict[str, Any], plugins: PluginManager) -> VimeError:
+    with pytest.raises(VimeError) as caught:
+        validate(raw, plugins)
+    return caught.value
+
+
+def test_a_plugin_types_its_own_section(plugins: PluginManager) -> None:
+    config = validate(minimal(data={"jsonl": {"size": 5}}), plugins)
+    assert config.options("data", "jsonl") == ShopOptions(size=5)
+    assert config.options("trainer", "megatron") == ShopOptions()
+
+
+def test_an_unknown_key_is_answered_with_the_nearest(plugins: PluginManager) -> None:
+    error = refuse(minimal(sampling={"max_tokenz": 3}), plugins)
+    assert error.message == "unknown key sampling.max_tokenz"
+    assert "Did you mean sampling.max_tokens?" in error.remedy
+
+
+def test_an_unknown_key_of_a_plugin_is_answered_likewise(plugins: PluginManager) -> None:
+    error = refuse(minimal(data={"jsonl": {"sise": 5}}), plugins)
+    assert error.message == "unknown key data.jsonl.sise"
+    assert "Did you mean data.jsonl.size?" in error.remedy
+
+
+def test_an_unknown_section_is_an_error(plugins: PluginManager) -> None:
+    assert "Did you mean sampling?" in refuse(minimal(samplin={"max_tokens": 3}), plugins).remedy
+
+
+def test_a_wrong_type_names_key_and_value(plugins: PluginManager) -> None:
+    error = refuse(minimal(trainer={"lr": "fast"}), plugins)
+    assert error.message.startswith("trainer.lr = 'fast': ")
+    assert "--set trainer.lr=VALUE" in error.remedy
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_learning_rate_is_finite_and_not_negative(value: float, plugins: PluginManager) -> None:
+    assert refuse(minimal(trainer={"lr": value}), plugins).message.startswith("trainer.lr = ")
+
+
+def test_a_missing_key_is_named(plugins: PluginManager) -> None:
+    raw = minimal()
+    del raw["reward"]["name"]
+    assert refuse(raw, plugins).message == "reward.name is required but not set"
+
+
+def test_a_plugin_that_is_not_selected_must_not_be_configured(plugins: PluginManager) -> None:
+    error = refuse(minimal(data={"sql": {}}), plugins)
+    assert "data.source does not select 'sql'" in error.message
+
+
+def test_the_private_field_cannot_be_set_from_a_file(plugins: PluginManager) -> None:
+    config = validate(minimal(data={"jsonl": {"size": 5}}), plugins)
+    error = refuse(minimal(sampling={"plugin_options": {}}), plugins)
+    assert "unknown key" in error.message
+    assert config.options("data", "jsonl") == ShopOptions(size=5)
+
+
+def test_contradictions_between_keys_name_both(plugins: PluginManager) -> None:
+    message = refuse(minimal(sampling={"max_tokens": 64}, rollout={"context_length": 64}), plugins).message
+    assert "sampling.max_tokens = 64" in message
+    assert "rollout.context_length = 64" in message
+    message = refuse(minimal(algorithm={"updates_per_rollout": 2}), plugins).message
+    assert "algorithm.updates_per_rollout = 2" in message
+
+
+def test_a_resolved_table_reads_back_to_the_same_configuration(plugins: PluginManager) -> None:
+    config = validate(minimal(data={"jsonl": {"size": 5}}, trainer={"lr": 2e-6}), plugins)
+    text = tomlkit.dumps(resolved_table(config))
+    assert validate(tomlkit.parse(text).unwrap(), plugins) == config
+
+
+def test_files_overlay_left_to_right_and_overrides_come_last(tmp_path: Path) -> None:
+    base, top = tmp_path / "base.toml", tmp_path / "top.toml"
+    base.write_text(
+        '[run]\nseed = 1\n[model]\nsource = "random-qwen2"\n[data]\nsource = "reasoning-gym"\n'
+        '[data.reasoning-gym]\ntask = "chain_sum"\n[reward]\nname = "exact"\n'
+    )
+    top.write_text("[run]\nseed = 2\nsteps = 4\n")
+    config, _ = load_config([base, top], ["run.steps=9", "run.name=mine"])
+    assert (config.run.seed, config.run.steps, config.run.name) == (2, 9, "mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("nothing = = 3", "VIME-CONFIG-002"), ("[trainer]\nlearning_rate = 1.0", "VIME-CONFIG-005")],
+)
+def test_a_bad_file_is_refused(text: str, code: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config([file])
+    assert caught.value.code == code
+
+
+def test_a_renamed_key_says_the_name_here(tmp_path: Path) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text("[trainer]\nlearning_rate = 1.0\n")
+    with pytest.raises(ConfigError, match="trainer.learning_rate is called trainer.lr here"):
+        load_config([file])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read configuration '.*absent.toml'"):
+        load_config([tmp_path / "absent.toml"])
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-6", 1e-6), ("true", True), ("abc", "abc"), ("[1, 2]", [1, 2])])
+def test_an_override_is_a_toml_value_or_a_string(text: str, value: object) -> None:
+    assert parse_override(f"a.b={text}") == {"a": {"b": value}}
+
+
+@pytest.mark.parametrize("text", ["a.b", "=3", "a..b=3"])
+def test_an_override_of_the_wrong_form_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not of the form"):
+        parse_override(text)
+
+
+TABLES = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), st.integers()),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), st.one_of(st.integers(), inner)),
+    max_leaves=8,
+)
+
+
+def leaves(table: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+    found: dict[tuple[str, ...], int] = {}
+    for key, value in table.items():
+        found |= leaves(value, (*prefix, key)) if isinstance(value, dict) else {(*prefix, key): value}
+    return found
+
+
+@given(TABLES, TABLES)
+def test_the_right_file_wins_leaf_by_leaf(base: Any, top: Any) -> None:
+    before = repr((base, top))
+    merged = leaves(overlay(base, top))
+    assert leaves(top).items() <= merged.items()
+    untouched = {path: v for path, v in leaves(base).items() if path[0] not in top}
+    assert untouched.items() <= merged.items()
+    assert repr((base, top)) == before
+
+
+def test_an_unknown_plugin_is_named_with_its_key(plugins: PluginManager) -> None:
+    error = refuse(minimal(data={"source": "jsonk"}), plugins)
+    assert isinstance(error, PluginError)
+    assert "data.source = 'jsonk'" in error.message
+
+
+def test_the_schema_is_frozen(plugins: PluginManager) -> None:
+    config = validate(minimal(), plugins)
+    with pytest.raises(Exception, match="frozen"):
+        config.run.seed = 3  # type: ignore[misc]
+    assert isinstance(config, RunConfig)
