@@ -39,8 +39,9 @@ def repeat(
     Give a configuration to run it twice in fresh processes, or two records to compare.
     Exit code 0: holds. 1: does not hold. 3: could not be checked.
     """
-    from vime_core.record.reader import RunRecord
     from vime_core.verify.repeat import verify_repeat
+
+    from vime_core.record.reader import RunRecord
 
     if overrides and _are_records(inputs):
         raise ConfigError(
@@ -78,10 +79,14 @@ def _run_once(files: Sequence[Path], overrides: Sequence[str], record: Path, *, 
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if quiet else None, text=True)
     if done.returncode:
         raise BackendError(
-            f"the run into {str(record)!r} ended with exit code {done.returncode}" + (f":\n{done.stderr}" if quiet else ""),
+            f"the run into {str(record)!r} ended with exit code {done.returncode}{_shown(done.stderr)}",
             remedy="Its own error stands above; `vime run` with the same arguments shows it alone.",
             code="VIME-BACKEND-001",
         )
+
+
+def _shown(stderr: str | None) -> str:
+    return f":\n{stderr}" if stderr else ""
 
 
 def _are_records(inputs: Sequence[Path]) -> bool:

@@ -19,38 +19,77 @@ from vime_core.plugins.types import (
 @hookimpl
 def vime_advantage_estimators() -> Iterable[AdvantageEstimator]:
     yield AdvantageEstimator(
-        "grpo", "Reward against the group's mean and spread.", "vime_core.rl.advantages:grpo", "vime_core.rl.advantages:GrpoOptions"
+        "grpo",
+        "Reward against the group's mean and spread.",
+        "vime_core.rl.advantages:grpo",
+        "vime_core.rl.advantages:GrpoOptions",
     )
     yield AdvantageEstimator(
-        "rloo", "Reward against the mean of the others in the group.", "vime_core.rl.advantages:rloo", "vime_core.rl.advantages:RlooOptions"
+        "rloo",
+        "Reward against the mean of the others in the group.",
+        "vime_core.rl.advantages:rloo",
+        "vime_core.rl.advantages:RlooOptions",
     )
 
 
 @hookimpl
 def vime_losses() -> Iterable[Loss]:
     yield Loss(
-        "ppo-clip", "PPO with separate low and high clip, optional KL.", "vime_core.rl.losses:ppo_clip", "vime_core.rl.losses:PpoClipOptions"
+        "ppo-clip",
+        "PPO with separate low and high clip, optional KL.",
+        "vime_core.rl.losses:ppo_clip",
+        "vime_core.rl.losses:PpoClipOptions",
     )
 
 
 @hookimpl
 def vime_datasets() -> Iterable[DatasetSource]:
     yield DatasetSource(
-        "jsonl", "Question and answer, or messages and label, a line each.", "vime_core.data.files:open_jsonl", "vime_core.data.files:FileOptions"
+        "jsonl",
+        "Question and answer, or messages and label, a line each.",
+        "vime_core.data.files:open_jsonl",
+        "vime_core.data.files:JsonlOptions",
     )
     yield DatasetSource(
-        "parquet", "The same columns in a Parquet file.", "vime_core.data.files:open_parquet", "vime_core.data.files:FileOptions"
+        "parquet",
+        "The same columns in a Parquet file.",
+        "vime_core.data.files:open_parquet",
+        "vime_core.data.files:ParquetOptions",
     )
     yield DatasetSource(
-        "reasoning-gym", "Any task of reasoning-gym by name and seed.", "vime_core.data.gym:open_gym", "vime_core.data.gym:GymOptions"
+        "reasoning-gym",
+        "Any task of reasoning-gym by name and seed.",
+        "vime_core.data.reasoning:open_reasoning_gym",
+        "vime_core.data.reasoning:ReasoningGymOptions",
     )
 
 
 @hookimpl
 def vime_rewards() -> Iterable[Reward]:
-    yield Reward("math-verify", "Mathematical equality with the label.", "vime_core.rewards.builtin:math_verify", "")
-    yield Reward("exact", "Equality with the label.", "vime_core.rewards.builtin:exact", "")
-    yield Reward("reasoning-gym", "The task's own scorer.", "vime_core.rewards.builtin:reasoning_gym", "")
+    yield Reward(
+        "math-verify",
+        "Mathematical equality with the label.",
+        "vime_core.rewards.symbolic:make_math_verify",
+        "vime_core.rewards.symbolic:MathVerifyOptions",
+    )
+    yield Reward(
+        "exact",
+        "The right number or string.",
+        "vime_core.rewards.exact:make_exact",
+        "vime_core.rewards.exact:ExactOptions",
+    )
+    yield Reward(
+        "reasoning-gym",
+        "The task's own scorer.",
+        "vime_core.rewards.reasoning:make_reasoning_gym",
+        "vime_core.rewards.reasoning:ReasoningGymRewardOptions",
+    )
+    yield Reward(
+        "length",
+        "How close a response is to a length in characters.",
+        "vime_core.rewards.length:make_length",
+        "vime_core.rewards.length:LengthOptions",
+    )
 
 
 @hookimpl

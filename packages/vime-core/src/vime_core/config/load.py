@@ -97,7 +97,9 @@ def validate(raw: Mapping[str, Any], plugins: PluginManager) -> RunConfig:
     table: Table = {key: dict(cast(Table, value)) if isinstance(value, dict) else value for key, value in raw.items()}
     options: dict[str, dict[str, BaseModel]] = {}
     for selector in SELECTORS:
-        section = table.setdefault(selector.section, {}) if _has_defaults(selector.section) else table.get(selector.section)
+        section = (
+            table.setdefault(selector.section, {}) if _has_defaults(selector.section) else table.get(selector.section)
+        )
         if isinstance(section, dict):
             name = _selected(cast(Table, section), selector)
             if name:
@@ -176,7 +178,8 @@ def _has_defaults(section: str) -> bool:
 
 def _selected(section: Table, selector: Selector) -> str:
     holder = RunConfig.model_fields[selector.section].annotation
-    assert holder is not None and issubclass(holder, PluginSection)
+    assert holder is not None
+    assert issubclass(holder, PluginSection)
     default = holder.model_fields[selector.key].get_default()
     name = section.get(selector.key, default)
     return name if isinstance(name, str) else ""

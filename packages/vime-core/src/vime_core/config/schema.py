@@ -32,46 +32,60 @@ class PluginSection(Section):
 
 
 class RunSection(Section):
-    name: str = "run"
-    seed: NonNegativeInt = 0
+    """What a run is called, how long it is, and what it promises."""
+
+    name: str = Field("run", description="For people; it decides no bit.")
+    seed: NonNegativeInt = Field(0, description="Decides prompt order and the seed of each sample.")
     steps: PositiveInt = Field(1, description="Rollout steps; each holds algorithm.updates_per_rollout train steps.")
     output: Path = Field(Path("runs/run"), description="Directory of the run record; must not exist.")
-    policy: str = "reproducible"
-    launcher: str = "inline"
-    sinks: tuple[str, ...] = ("console", "jsonl")
+    policy: str = Field("reproducible", description="Determinism policy plugin: what the run promises.")
+    launcher: str = Field("inline", description="Launcher plugin: where ranks and engines run.")
+    sinks: tuple[str, ...] = Field(("console", "jsonl"), description="Metric sink plugins.")
     checkpoint_every: NonNegativeInt = Field(0, description="Steps between checkpoints; 0: none.")
     cache: Path = Field(Path("~/.cache/vime"), description="Where model sources keep what they made.")
 
 
 class ModelSection(PluginSection):
+    """Where the model comes from."""
+
     source: str = Field("directory", description="Model source plugin; its table says which model.")
 
 
 class DataSection(PluginSection):
+    """Where prompts come from."""
+
     source: str = Field(description="Dataset source plugin.")
-    system_prompt: str = ""
+    system_prompt: str = Field("", description="Put before each conversation; empty: none.")
     overlong: Literal["error", "drop"] = Field("error", description="A prompt that does not fit the context.")
 
 
 class EvaluationSection(PluginSection):
+    """How the policy is evaluated during a run."""
+
     every: NonNegativeInt = Field(0, description="Steps between evaluations; 0: none. Step 0 is included.")
     source: str = Field("", description="Dataset source plugin; empty: the training source.")
-    prompts: PositiveInt = 32
-    max_tokens: PositiveInt = 128
-    temperature: NonNegativeFloat = 0.0
+    prompts: PositiveInt = Field(32, description="The first so many of the dataset.")
+    max_tokens: PositiveInt = Field(128, description="Longest response.")
+    temperature: NonNegativeFloat = Field(0.0, description="0: greedy.")
 
 
 class RewardSection(PluginSection):
-    name: str
-    timeout_s: PositiveFloat = 30.0
-    workers: PositiveInt = 1
+    """How responses are scored."""
+
+    name: str = Field(description="Reward plugin.")
+    timeout_s: PositiveFloat = Field(30.0, description="Longest time for one response; then the run ends.")
+    workers: PositiveInt = Field(1, description="Processes that score.")
 
 
 class AlgorithmSection(PluginSection):
-    advantage: str = "grpo"
-    loss: str = "ppo-clip"
-    reduction: Literal["token", "sample"] = "token"
-    updates_per_rollout: PositiveInt = 1
+    """How samples become gradients."""
+
+    advantage: str = Field("grpo", description="Advantage estimator plugin.")
+    loss: str = Field("ppo-clip", description="Loss plugin.")
+    reduction: Literal["token", "sample"] = Field(
+        "token", description="What counts alike: tokens or samples."
+    )
+    updates_per_rollout: PositiveInt = Field(1, description="Optimizer steps that share the samples of a rollout step.")
     old_log_probs: Literal["reuse", "recompute", "rollout"] = Field(
         "reuse",
         description="reuse the training forward (one update a rollout), recompute before training, or the rollout's.",
@@ -88,38 +102,46 @@ class AlgorithmSection(PluginSection):
 
 
 class SamplingSection(Section):
-    prompts_per_step: PositiveInt = 8
-    samples_per_prompt: PositiveInt = 4
-    max_tokens: PositiveInt = 128
-    temperature: NonNegativeFloat = 1.0
-    top_p: Probability = 1.0
-    top_k: NonNegativeInt = 0
-    stop_token_ids: tuple[int, ...] = ()
+    """How responses are sampled in training."""
+
+    prompts_per_step: PositiveInt = Field(8, description="Prompts of a rollout step.")
+    samples_per_prompt: PositiveInt = Field(4, description="Responses to each prompt: its group.")
+    max_tokens: PositiveInt = Field(128, description="Longest response.")
+    temperature: NonNegativeFloat = Field(1.0, description="Of sampling and of the trainer's log-probs alike.")
+    top_p: Probability = Field(1.0, description="1: off.")
+    top_k: NonNegativeInt = Field(0, description="0: off.")
+    stop_token_ids: tuple[int, ...] = Field((), description="Tokens that end a response, besides the model's own.")
 
 
 class RolloutSection(PluginSection):
-    backend: str = "vllm"
+    """The engine that generates."""
+
+    backend: str = Field("vllm", description="Rollout plugin.")
     context_length: PositiveInt = Field(1024, description="Prompt and response tokens of one sequence.")
     timeout_s: PositiveFloat = Field(600.0, description="Longest wait for one call of the engine.")
     threads: PositiveInt | None = Field(None, description="CPU threads of an engine; None: as the machine says.")
 
 
 class TrainerSection(PluginSection):
-    backend: str = "megatron"
-    dtype: Literal["bf16", "fp32"] = "bf16"
-    lr: NonNegativeFloat = 1e-6
-    betas: tuple[Probability, Probability] = (0.9, 0.98)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.1
+    """The trainer and its optimizer."""
+
+    backend: str = Field("megatron", description="Trainer plugin.")
+    dtype: Literal["bf16", "fp32"] = Field("bf16", description="Of weights and engine; masters and moments are fp32.")
+    lr: NonNegativeFloat = Field(1e-6, description="Learning rate after warm-up, constant.")
+    betas: tuple[Probability, Probability] = Field((0.9, 0.98), description="Of Adam.")
+    eps: PositiveFloat = Field(1e-8, description="Of Adam.")
+    weight_decay: NonNegativeFloat = Field(0.1, description="Decoupled.")
     clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no clipping.")
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up.")
     token_budget: PositiveInt = Field(9216, description="Most tokens of one packed microbatch.")
     threads: PositiveInt | None = Field(None, description="CPU threads of a trainer rank; None: as the machine says.")
 
 
 class PluginsSection(Section):
+    """Which plugins a run may use."""
+
     allow: tuple[str, ...] | None = Field(None, description="Only these installed plugins load; None: all.")
-    disable: tuple[str, ...] = ()
+    disable: tuple[str, ...] = Field((), description="These installed plugins do not load.")
     modules: tuple[str, ...] = Field((), description="Extra modules that load as plugins.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel
 
-from vime_core.backends import LossFunction
+from vime_core.backends import LossFunction, Microbatches
 from vime_core.config.schema import RunConfig
-from vime_core.errors import ConfigError
+from vime_core.errors import BackendError, ConfigError
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import AdvantageEstimator, Loss
 from vime_core.rl.packing import pack
@@ -47,16 +48,34 @@ class Algorithm:
         parts = _split_prompts(len(samples), self.config)
         result: list[list[TrainSequence]] = []
         for part in parts:
-            weights = token_weights([len(samples[i].response_tokens) for i in part], self.config.algorithm.reduction)
-            result.append(
-                [_sequence(samples[i], float(advantages[i]), w) for i, w in zip(part, weights, strict=True)]
-            )
+            weights = token_weights(self.config.algorithm.reduction, [samples[i].loss_mask for i in part])
+            result.append([_sequence(samples[i], float(advantages[i]), w) for i, w in zip(part, weights, strict=True)])
         return result
 
     def microbatches(self, sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
         """Pack sequences to the token budget, in order."""
         plan = pack([len(s.tokens) for s in sequences], self.config.trainer.token_budget)
         return [[sequences[i] for i in microbatch] for microbatch in plan]
+
+
+def in_order_of(
+    sequences: Sequence[TrainSequence], microbatches: Microbatches, values: Sequence[Float32Array]
+) -> list[Float32Array]:
+    """What the trainer returned in the order of the microbatches, in the order of the sequences.
+
+    Raises:
+        BackendError: the values do not cover the sequences, each once and token by token.
+    """
+    flat = [sequence for microbatch in microbatches for sequence in microbatch]
+    by_key = {s.key: v for s, v in zip(flat, values, strict=False)}
+    covered = len(flat) == len(values) == len(by_key) == len(sequences)
+    if not covered or any(len(by_key[s.key]) != s.response_length for s in sequences):
+        raise BackendError(
+            f"the trainer returned log-probs of {len(values)} sequences for {len(sequences)}, or of other lengths",
+            remedy="This is an error of the trainer plugin; report it with the run record.",
+            code="VIME-BACKEND-003",
+        )
+    return [by_key[sequence.key] for sequence in sequences]
 
 
 def load_algorithm(config: RunConfig, plugins: PluginManager) -> Algorithm:
@@ -71,12 +90,15 @@ def load_algorithm(config: RunConfig, plugins: PluginManager) -> Algorithm:
         estimate_options=config.options("algorithm", section.advantage),
         loss=lambda batch: token_loss(batch, options),
     )
-    _try_estimator(algorithm)
+    _try(algorithm)
     return algorithm
 
 
-def _try_estimator(algorithm: Algorithm) -> None:
+def _try(algorithm: Algorithm) -> None:
+    """Run estimator and loss once on zeros, so that what they refuse is refused before anything is generated."""
     import torch
+
+    from vime_core.rl.losses import TokenBatch
 
     config = algorithm.config
     try:
@@ -88,6 +110,8 @@ def _try_estimator(algorithm: Algorithm) -> None:
             remedy="Change one of the two keys.",
             code="VIME-CONFIG-010",
         ) from error
+    zeros = torch.zeros(1)
+    algorithm.loss(TokenBatch(zeros, zeros, zeros))
 
 
 def with_old_log_probs(
@@ -101,16 +125,14 @@ def _split_prompts(samples: int, config: RunConfig) -> list[range]:
     prompts = samples // config.sampling.samples_per_prompt
     updates = config.algorithm.updates_per_rollout
     edges = [prompts * i // updates * config.sampling.samples_per_prompt for i in range(updates + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    return [range(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
 
 def _sequence(sample: Sample, advantage: float, weights: Float32Array) -> TrainSequence:
-    length = len(sample.response_tokens)
-    mask = np.asarray(sample.loss_mask, dtype=np.float32)
     return TrainSequence(
         key=sample.key,
         tokens=sample.tokens,
         response_start=len(sample.prompt_tokens),
-        advantages=np.full(length, advantage, dtype=np.float32),
-        weights=weights * mask,
+        advantages=np.full(len(sample.response_tokens), advantage, dtype=np.float32),
+        weights=weights,
     )

@@ -22,6 +22,7 @@ class LoopState:
 
 
 def checkpoint_directory(record: Path, step: int) -> Path:
+    """Where the checkpoint after ``step`` steps lies."""
     return record / "checkpoints" / f"step-{step:06d}"
 
 

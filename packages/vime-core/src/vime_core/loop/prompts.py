@@ -9,6 +9,7 @@ from vime_core.config.schema import RunConfig
 from vime_core.data import Dataset, Example
 from vime_core.data.order import prompt_indices
 from vime_core.data.template import PromptRenderer
+from vime_core.errors import ContractViolation
 from vime_core.rl.seeds import sample_seed
 from vime_core.types import SampleRequest
 
@@ -84,3 +85,20 @@ def evaluation_requests(config: RunConfig, prompts: Sequence[Prompt]) -> list[Sa
         )
         for prompt in prompts
     ]
+
+
+def require_distinct_seeds(requests: Sequence[SampleRequest]) -> None:
+    """Two samples of a step must not share a random stream: equal seeds give equal noise, unseen in any metric.
+
+    Raises:
+        ContractViolation: naming the two samples.
+    """
+    first: dict[int, SampleRequest] = {}
+    for request in requests:
+        other = first.setdefault(request.seed, request)
+        if other is not request:
+            raise ContractViolation(
+                f"samples {other.key} and {request.key} (prompt, sample) have the same seed {request.seed}",
+                remedy="Seeds must be a hash of run seed, step, prompt and sample index; check their maker.",
+                code="VIME-ALIGN-002",
+            )

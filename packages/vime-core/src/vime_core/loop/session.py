@@ -83,7 +83,9 @@ def _manifest(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManag
         vime_version=__version__,
         config=resolved_table(config),
         policy=policy.id,
-        plugins=tuple(PluginEntry(name=i.name, distribution=i.distribution, version=i.version) for i in plugins.plugins()),
+        plugins=tuple(
+            PluginEntry(name=i.name, distribution=i.distribution, version=i.version) for i in plugins.plugins()
+        ),
         platform=_platform(),
     )
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vime_core.backends import NamedTensors
-from vime_core.loop.algorithm import with_old_log_probs
+from vime_core.loop.algorithm import in_order_of, with_old_log_probs
 from vime_core.loop.evaluation import evaluate
 from vime_core.loop.metrics import step_metrics
-from vime_core.loop.prompts import Prompt, training_requests
+from vime_core.loop.prompts import Prompt, require_distinct_seeds, training_requests
 from vime_core.loop.session import Session
 from vime_core.loop.timing import PhaseTimer
 from vime_core.loop.weights import require_equal_weights
 from vime_core.record.digest import digest_tensors, merkle_root
 from vime_core.record.samples import log_prob_digest, step_digests
 from vime_core.record.schema import Digests, StepEntry, UpdateEntry
-from vime_core.rl.seeds import require_distinct_seeds
 from vime_core.types import Completion, Float32Array, Sample, SampleRequest, TrainSequence, TrainStepResult
 
 
@@ -39,6 +38,7 @@ class Update:
     """One optimizer step with what was recorded of it."""
 
     result: TrainStepResult
+    log_probs: list[Float32Array]
     entry: UpdateEntry
 
 
@@ -51,7 +51,7 @@ def run_step(session: Session, step: int) -> dict[str, float]:
         advantages = session.algorithm.advantages(samples)
     updates = _train(session, step, samples, advantages, timer)
     weights = _update_engine(session, step, timer)
-    train_log_probs = _by_sample(updates, samples)
+    train_log_probs = [values for update in updates for values in update.log_probs]
     metrics = step_metrics(samples, train_log_probs, [u.result for u in updates], timer)
     with timer("record"):
         entry = _entry(session, step, samples, advantages, updates, weights, {**metrics, **evaluation}, timer)
@@ -115,8 +115,12 @@ def _old_log_probs(
     if choice == "rollout":
         by_key = {sample.key: sample.rollout_log_probs for sample in samples}
         return [with_old_log_probs(part, [by_key[s.key] for s in part]) for part in minibatches]
-    scores = [session.trainer.log_probs(session.algorithm.microbatches(part)) for part in minibatches]
-    return [with_old_log_probs(part, old) for part, old in zip(minibatches, scores, strict=True)]
+    return [with_old_log_probs(part, _score(session, part)) for part in minibatches]
+
+
+def _score(session: Session, sequences: Sequence[TrainSequence]) -> list[Float32Array]:
+    microbatches = session.algorithm.microbatches(sequences)
+    return in_order_of(sequences, microbatches, session.trainer.log_probs(microbatches))
 
 
 def _optimize(session: Session, sequences: Sequence[TrainSequence], timer: PhaseTimer) -> Update:
@@ -126,15 +130,17 @@ def _optimize(session: Session, sequences: Sequence[TrainSequence], timer: Phase
         result = session.trainer.train_step(microbatches, session.algorithm.loss, recorder)
     hashing = recorder.timer.seconds.get("record", 0.0)
     timer.move(hashing, source="train", target="record")
+    log_probs = in_order_of(sequences, microbatches, result.log_probs)
     entry = UpdateEntry(
         loss=result.loss.hex(),
         grad_norm=result.grad_norm.hex(),
         learning_rate=result.learning_rate.hex(),
-        train_log_probs=log_prob_digest([s.key for s in sequences], result.log_probs),
+        train_log_probs=log_prob_digest([s.key for s in sequences], log_probs),
         gradients=recorder.digests,
         gradients_root=merkle_root(recorder.digests),
+        samples=len(sequences),
     )
-    return Update(result, entry)
+    return Update(result, log_probs, entry)
 
 
 def _update_engine(session: Session, step: int, timer: PhaseTimer) -> Digests:
@@ -146,13 +152,6 @@ def _update_engine(session: Session, step: int, timer: PhaseTimer) -> Digests:
     require_equal_weights(wanted, held, session.weight_version)
     session.plugins.hook.vime_after_weight_update(step=step, trainer=session.trainer, rollout=session.rollout)
     return wanted
-
-
-def _by_sample(updates: Sequence[Update], samples: Sequence[Sample]) -> list[Float32Array]:
-    log_probs = [values for update in updates for values in update.result.log_probs]
-    if [len(values) for values in log_probs] != [len(s.response_tokens) for s in samples]:
-        raise AssertionError("the trainer's log-probs do not cover the samples token by token")
-    return log_probs
 
 
 def _entry(

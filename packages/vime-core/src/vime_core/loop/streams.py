@@ -9,6 +9,7 @@ from vime_core.loop.prompts import PromptStream
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import DatasetSource
 
+
 def training_stream(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer) -> PromptStream:
     """The training prompts."""
     name = config.data.source
@@ -30,9 +31,7 @@ def _dataset(plugins: PluginManager, name: str, options: object) -> Dataset:
     return plugins.find(DatasetSource, name, field_name="data.source").load()(options)
 
 
-def _stream(
-    config: RunConfig, dataset: Dataset, tokenizer: Tokenizer, max_tokens: int
-) -> PromptStream:
+def _stream(config: RunConfig, dataset: Dataset, tokenizer: Tokenizer, max_tokens: int) -> PromptStream:
     renderer = PromptRenderer(
         tokenizer,
         max_tokens=config.rollout.context_length - max_tokens,

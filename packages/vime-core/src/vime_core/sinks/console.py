@@ -10,6 +10,8 @@ from pydantic import BaseModel
 
 
 class ConsoleSink:
+    """Prints `line` for each step."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         print(line(step, metrics), file=sys.stderr, flush=True)
 
@@ -39,5 +41,6 @@ def clock(seconds: float) -> str:
 
 
 def open_sink(options: BaseModel, directory: Path) -> ConsoleSink:
+    """The factory that the registration names."""
     del options, directory
     return ConsoleSink()

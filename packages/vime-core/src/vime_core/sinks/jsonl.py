@@ -10,6 +10,8 @@ from pydantic import BaseModel
 
 
 class JsonlSink:
+    """Appends one JSON object a step."""
+
     def __init__(self, file: Path) -> None:
         self._stream = file.open("a", encoding="utf-8")
 
@@ -22,5 +24,6 @@ class JsonlSink:
 
 
 def open_sink(options: BaseModel, directory: Path) -> JsonlSink:
+    """The factory that the registration names."""
     del options
     return JsonlSink(directory / "metrics.jsonl")
