@@ -14,10 +14,14 @@ Digests = Mapping[str, str]
 
 
 class Entry(BaseModel):
+    """Base of everything in a record's JSON: frozen, and unknown keys are errors."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class PluginEntry(Entry):
+    """A plugin that was present, and where it came from."""
+
     name: str
     distribution: str
     version: str
@@ -39,6 +43,8 @@ class Manifest(Entry):
     """``manifest.json``: everything that decides a run's bits, and what happened to it."""
 
     format: str = FORMAT
+    run_id: str = ""
+    """Drawn by the writer, so that a record and its copy are not taken for two runs."""
     vime_version: str
     config: Mapping[str, Any]
     policy: str
@@ -47,9 +53,13 @@ class Manifest(Entry):
     processes: tuple[ProcessEntry, ...] = ()
     platform: Mapping[str, str]
     model_root: str = ""
+    """Merkle root over ``initial_weights``; empty when they were not digested."""
     initial_weights: Digests = {}
     status: Status = "running"
     error: str = ""
+    steps: int = 0
+    """Steps recorded, and blake3 of ``steps.jsonl``; both are written when the run ends."""
+    steps_digest: str = ""
 
 
 class UpdateEntry(Entry):
@@ -61,6 +71,8 @@ class UpdateEntry(Entry):
     train_log_probs: str
     gradients: Digests
     gradients_root: str
+    samples: int = 0
+    """Samples that it trained on, the next ones in sample order; 0 stands for all when it is a step's only update."""
 
 
 class StepEntry(Entry):

@@ -1,0 +1,105 @@
+"""How a record is written to disk: whole files appear at once, lines are appended whole, and all of it is synced.
+
+Every failure becomes a RecordError that names the path; a full disk also says how much is free.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vime_core.errors import RecordError
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def refuse_existing(directory: Path) -> None:
+    """Raise RecordError when there is something where a record is to be written."""
+    if directory.exists() or directory.is_symlink():
+        raise RecordError(
+            f"run.output = {str(directory)!r} exists already, and a record is never overwritten",
+            remedy="Choose another run.output, or move the old record away.",
+            code="VIME-RECORD-001",
+        )
+
+
+def create_directory(directory: Path) -> None:
+    """Make a directory that must not exist, with its parents."""
+    refuse_existing(directory)
+    with _explained(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir()
+        _sync_directory(directory.parent)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write or replace a file so that a reader sees the old bytes or the new ones, also after a crash."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with _explained(path):
+        try:
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            _write_and_close(descriptor, data)
+            os.replace(unfinished, path)
+            _sync_directory(path.parent)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append to a file; when that fails, cut it back to what it held before."""
+    with _explained(path):
+        before = path.stat().st_size if path.exists() else 0
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            _write_and_close(descriptor, data)
+        except BaseException:
+            os.truncate(path, before)
+            raise
+        if before == 0:
+            _sync_directory(path.parent)
+
+
+def _write_and_close(descriptor: int, data: bytes) -> None:
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _explained(path: Path) -> Generator[None, None, None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise RecordError(
+                f"no space to write {str(path)!r}: {_free_bytes(path)} bytes are free there",
+                remedy="Free space, or choose a run.output on a larger disk; the steps recorded so far are whole.",
+                code="VIME-RECORD-002",
+            ) from error
+        raise RecordError(
+            f"cannot write {str(path)!r}: {error.strerror or error}",
+            remedy="Check the path and its permissions, or choose another run.output.",
+            code="VIME-RECORD-003",
+        ) from error
+
+
+def _free_bytes(path: Path) -> int:
+    existing = next((parent for parent in path.parents if parent.exists()), Path("/"))
+    return shutil.disk_usage(existing).free

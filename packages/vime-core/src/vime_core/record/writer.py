@@ -1,0 +1,138 @@
+"""Writes a run record as the run goes: samples first, then the step's line, each on disk before the next."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from blake3 import blake3
+
+from vime_core.errors import RecordError, VimeError
+from vime_core.record.check import entry_findings
+from vime_core.record.files import append_whole, create_directory, refuse_existing, write_whole
+from vime_core.record.layout import MANIFEST, SAMPLES, STEPS, samples_path
+from vime_core.record.parquet import to_parquet
+from vime_core.record.samples import sample_columns, train_columns
+from vime_core.record.schema import Manifest, Status, StepEntry
+from vime_core.types import Float32Array, Sample
+
+__all__ = ["RecordWriter", "refuse_existing"]
+
+
+class RecordWriter:
+    """The one writer of a record. A killed process leaves the steps that it finished; nothing is ever overwritten.
+
+    As a context manager it marks the record ``failed`` when the block raises or ends without `finish`.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self.last_weights_root = ""
+        self._next_step: int | None = None
+        self._count = 0
+        self._lines = blake3()
+
+    @classmethod
+    def create(cls, directory: Path, manifest: Manifest) -> Self:
+        """Make the directory (parents included) and write the manifest.
+
+        Raises:
+            RecordError: the directory exists, or it cannot be written.
+        """
+        create_directory(directory)
+        create_directory(directory / SAMPLES)
+        writer = cls(directory, manifest)
+        writer.update_manifest(run_id=manifest.run_id or secrets.token_hex(16))
+        return writer
+
+    def update_manifest(self, **changes: Any) -> None:
+        """Replace fields of the manifest. Raises RecordError when it cannot be written; the old one then stands."""
+        changed = Manifest.model_validate({**self.manifest.model_dump(), **changes})
+        write_whole(self.directory / MANIFEST, changed.model_dump_json(indent=2).encode() + b"\n")
+        self.manifest = changed
+
+    def write_step(
+        self,
+        entry: StepEntry,
+        samples: Sequence[Sample],
+        train_log_probs: Sequence[Float32Array],
+        advantages: Float32Array,
+    ) -> None:
+        """Write a step: its samples' file, then its line.
+
+        Args:
+            entry: the step's line; its digests must be those of the samples, its steps must count up by one.
+            samples: in (prompt index, sample index) order.
+            train_log_probs: fp32 [R] a sample, of the training forward.
+            advantages: fp32 [N], one a sample.
+
+        Raises:
+            RecordError: something doesn't fit together, or the disk is full or refuses; earlier steps stay valid.
+        """
+        self._require_next(entry)
+        updates = samples_of_updates(entry, len(samples))
+        keys = [sample.key for sample in samples]
+        columns = sample_columns(samples) | train_columns(keys, advantages, updates, train_log_probs)
+        findings = entry_findings(entry, columns)
+        if findings:
+            raise _misuse(f"step {entry.step}: {findings[0]}", "Digest exactly what is handed over for recording.")
+        write_whole(samples_path(self.directory, entry.step), to_parquet(columns))
+        line = entry.model_dump_json().encode() + b"\n"
+        append_whole(self.directory / STEPS, line)
+        self._lines.update(line)
+        self._count += 1
+        self._next_step = entry.step + 1
+        self.last_weights_root = entry.weights_root
+
+    def finish(self, status: Status, error: str = "") -> None:
+        """Close the record as ``complete`` or ``failed``; nothing can be written afterwards."""
+        self._require_running()
+        self.update_manifest(status=status, error=error, steps=self._count, steps_digest=self._lines.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.manifest.status != "running":
+            return
+        if error is None:
+            self.finish("failed", "the run ended without saying how")
+            return
+        try:
+            self.finish("failed", f"{type(error).__name__}: {error}")
+        except VimeError as second:
+            error.add_note(f"and the record's status could not be written: {second.message}")
+
+    def _require_running(self) -> None:
+        if self.manifest.status != "running":
+            raise _misuse(
+                f"the record {str(self.directory)!r} is closed as {self.manifest.status}", "Start a new record."
+            )
+
+    def _require_next(self, entry: StepEntry) -> None:
+        self._require_running()
+        if self._next_step is not None and entry.step != self._next_step:
+            raise _misuse(
+                f"step {entry.step} comes where step {self._next_step} belongs", "Record every step, in order."
+            )
+
+
+def samples_of_updates(entry: StepEntry, samples: int) -> list[int]:
+    """Number of the optimizer step that trained on each sample: updates take samples in order, each sample once."""
+    counts = [samples] if len(entry.updates) == 1 else [update.samples for update in entry.updates]
+    if sum(counts) != samples:
+        raise _misuse(
+            f"step {entry.step}: its updates trained on {counts} samples, but {samples} were given",
+            "Say in UpdateEntry.samples how many samples each update took, in sample order.",
+        )
+    return [number for number, count in enumerate(counts) for _ in range(count)]
+
+
+def _misuse(message: str, remedy: str) -> RecordError:
+    return RecordError(message, remedy=remedy, code="VIME-RECORD-004")
