@@ -47,7 +47,7 @@ def grpo(rewards_PG: Tensor, options: GrpoOptions) -> Tensor:
     return centred.float()
 
 
-def rloo(rewards_PG: Tensor, options: RlooOptions) -> Tensor:
+def rloo(rewards_PG: Tensor, options: RlooOptions) -> Tensor:  # noqa: ARG001
     """Leave-one-out advantage: each reward minus the mean of the *other* rewards of its group.
 
     Source: Ahmadian et al., Back to Basics (arXiv 2402.14740), section 3.2.
@@ -76,7 +76,7 @@ def _checked(rewards_PG: Tensor) -> Tensor:
         )
     bad = (~torch.isfinite(rewards_PG)).nonzero()
     if len(bad):
-        prompt, sample = bad[0].tolist()
+        prompt, sample = int(bad[0, 0]), int(bad[0, 1])
         raise DataError(
             f"reward of prompt {prompt}, sample {sample} of the batch is {rewards_PG[prompt, sample].item()}",
             remedy="Correct the reward function; advantages need finite rewards.",

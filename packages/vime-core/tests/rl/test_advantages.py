@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vime_core.errors import DataError
+from vime_core.rl.advantages import GrpoOptions, RlooOptions, grpo, rloo
+
+reward = st.floats(min_value=-100, max_value=100, width=32)
+groups = st.integers(2, 9).flatmap(
+    lambda size: st.lists(st.lists(reward, min_size=size, max_size=size), min_size=1, max_size=5)
+)
+MODES = [
+    lambda r: grpo(r, GrpoOptions()),
+    lambda r: grpo(r, GrpoOptions(normalise_std=False)),
+    lambda r: rloo(r, RlooOptions()),
+]
+
+
+def exact_grpo(rewards: list[float], *, divide: bool, eps: float) -> list[float]:
+    exact = [Fraction(r) for r in rewards]
+    mean = sum(exact) / len(exact)
+    variance = sum((r - mean) ** 2 for r in exact) / (len(exact) - 1)
+    scale = math.sqrt(variance) + eps if divide else 1.0
+    return [float(r - mean) / scale for r in exact]
+
+
+def exact_rloo(rewards: list[float]) -> list[float]:
+    exact = [Fraction(r) for r in rewards]
+    return [float(r - (sum(exact) - r) / (len(exact) - 1)) for r in exact]
+
+
+def assert_close(actual: torch.Tensor, expected: list[list[float]]) -> None:
+    assert actual.dtype == torch.float32
+    np.testing.assert_allclose(actual.double().numpy(), np.array(expected), rtol=1e-6, atol=1e-12)
+
+
+@given(groups, st.booleans())
+def test_grpo_is_its_formula_in_exact_arithmetic(rewards: list[list[float]], divide: bool) -> None:
+    expected = [exact_grpo(group, divide=divide, eps=1e-3) for group in rewards]
+    assert_close(grpo(torch.tensor(rewards), GrpoOptions(normalise_std=divide, eps=1e-3)), expected)
+
+
+@given(groups)
+def test_rloo_is_its_formula_in_exact_arithmetic(rewards: list[list[float]]) -> None:
+    assert_close(rloo(torch.tensor(rewards), RlooOptions()), [exact_rloo(group) for group in rewards])
+
+
+def test_a_known_group() -> None:
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
+    std = math.sqrt(1 / 3)
+    assert_close(grpo(rewards, GrpoOptions()), [[0.5 / (std + 1e-6) * sign for sign in (1, -1, -1, 1)]])
+    assert rloo(rewards, RlooOptions()).tolist() == [
+        [np.float32(2 / 3), -np.float32(2 / 3), -np.float32(2 / 3), np.float32(2 / 3)]
+    ]
+
+
+@pytest.mark.parametrize("estimate", MODES)
+@given(value=st.floats(width=32, allow_nan=False, allow_infinity=False), size=st.integers(2, 33))
+def test_equal_rewards_give_exact_zeros(estimate, value: float, size: int) -> None:
+    assert (estimate(torch.full((2, size), value)) == 0).all()
+
+
+def test_plain_fp32_would_not_give_zeros() -> None:
+    rewards = torch.full((1, 7), 0.3)
+    naive = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
+    assert naive.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("estimate", MODES)
+@given(rewards=groups)
+def test_a_group_does_not_depend_on_its_neighbours(estimate, rewards: list[list[float]]) -> None:
+    together = estimate(torch.tensor(rewards))
+    for index, group in enumerate(rewards):
+        assert torch.equal(together[index], estimate(torch.tensor([group]))[0])
+
+
+@pytest.mark.parametrize("estimate", MODES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_is_named(estimate, bad: float) -> None:
+    rewards = torch.zeros(3, 2)
+    rewards[2, 1] = bad
+    with pytest.raises(DataError, match="prompt 2, sample 1"):
+        estimate(rewards)
+
+
+@pytest.mark.parametrize("estimate", MODES)
+@pytest.mark.parametrize("rewards", [torch.zeros(3), torch.zeros(3, 1), torch.zeros(3, 2, dtype=torch.float64)])
+def test_wrong_shapes_and_dtypes_are_refused(estimate, rewards: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="fp32"):
+        estimate(rewards)
