@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def _run(session: nox.Session, program: str, *args: str) -> None:
 
 
 @contextmanager
-def _timed(session: nox.Session) -> Iterator[None]:
+def _timed(session: nox.Session) -> Generator[None]:
     start = time.monotonic()
     try:
         yield

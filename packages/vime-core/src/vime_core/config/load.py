@@ -177,9 +177,7 @@ def _has_defaults(section: str) -> bool:
 
 
 def _selected(section: Table, selector: Selector) -> str:
-    holder = RunConfig.model_fields[selector.section].annotation
-    assert holder is not None
-    assert issubclass(holder, PluginSection)
+    holder = cast(type[PluginSection], RunConfig.model_fields[selector.section].annotation)
     default = holder.model_fields[selector.key].get_default()
     name = section.get(selector.key, default)
     return name if isinstance(name, str) else ""

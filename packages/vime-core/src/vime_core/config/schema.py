@@ -152,12 +152,12 @@ class RunConfig(Section):
     model: ModelSection
     data: DataSection
     reward: RewardSection
-    evaluation: EvaluationSection = EvaluationSection()
-    algorithm: AlgorithmSection = AlgorithmSection()
-    sampling: SamplingSection = SamplingSection()
-    rollout: RolloutSection = RolloutSection()
-    trainer: TrainerSection = TrainerSection()
-    plugins: PluginsSection = PluginsSection()
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
+    sampling: SamplingSection = Field(default_factory=SamplingSection)
+    rollout: RolloutSection = Field(default_factory=RolloutSection)
+    trainer: TrainerSection = Field(default_factory=TrainerSection)
+    plugins: PluginsSection = Field(default_factory=PluginsSection)
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> RunConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 from vime_core.config.schema import RunConfig
@@ -26,7 +26,7 @@ def apply(wanted: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def exactly(wanted: Mapping[str, str], removed: Iterable[str] = ()) -> Iterator[None]:
+def exactly(wanted: Mapping[str, str], removed: Iterable[str] = ()) -> Generator[None]:
     """The environment that a child process is started with; this process's own is restored afterwards."""
     before = dict(os.environ)
     try:

@@ -61,6 +61,10 @@ REPRODUCIBLE: Final = DeterminismPolicy(
             "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
         },
         flags={"deterministic_algorithms": True},
+        probes=(
+            "vime_core.determinism.probes:transformer_engine_attention",
+            "vime_core.determinism.probes:thread_count",
+        ),
     ),
     rollout=RolePolicy(
         environment={"PYTHONHASHSEED": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"},

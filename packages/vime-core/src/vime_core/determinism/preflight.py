@@ -23,7 +23,13 @@ LEAST_FREE_BYTES: Final = 1 << 30
 
 def preflight(config: RunConfig, policy: DeterminismPolicy) -> list[Finding]:
     """All findings for a configuration, errors first."""
-    found = [*contradictions(config, policy), *forbidden(policy), *inert(policy), *disk(config), *probes(config, policy)]
+    found = [
+        *contradictions(config, policy),
+        *forbidden(policy),
+        *inert(policy),
+        *disk(config),
+        *probes(config, policy),
+    ]
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(found, key=lambda finding: order[finding.severity])
 

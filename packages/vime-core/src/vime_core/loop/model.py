@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vime_core.config.schema import RunConfig
 from vime_core.errors import ConfigError
@@ -51,4 +51,4 @@ def read_model_config(directory: Path) -> dict[str, Any]:
             remedy="Give a HF model directory with a valid config.json.",
             code="VIME-CONFIG-012",
         )
-    return content
+    return cast(dict[str, Any], content)

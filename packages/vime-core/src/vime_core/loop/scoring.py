@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class Scorer:
 
 
 @contextmanager
-def open_scorer(config: RunConfig, plugins: PluginManager) -> Iterator[Scorer]:
+def open_scorer(config: RunConfig, plugins: PluginManager) -> Generator[Scorer]:
     """Load the reward and keep its workers until the end of the run."""
     section = config.reward
     entry = plugins.find(Reward, section.name, field_name="reward.name")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 
@@ -51,7 +51,7 @@ class Session:
 
 
 @contextmanager
-def open_session(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager) -> Iterator[Session]:
+def open_session(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager) -> Generator[Session]:
     """Start both sides and check that they hold the same weights; close everything in reverse order."""
     launcher = plugins.find(LauncherEntry, config.run.launcher, field_name="run.launcher").load()(
         config, policy, plugins

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -15,7 +15,7 @@ class PhaseTimer:
         self._start = time.perf_counter()
 
     @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    def __call__(self, phase: str) -> Generator[None]:
         start = time.perf_counter()
         try:
             yield

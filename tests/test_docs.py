@@ -1,0 +1,69 @@
+"""The documentation tells the truth: codes, keys and commands that it names exist, and the other way round."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+
+import pytest
+from command import ROOT, vime
+
+CODE = re.compile(r"VIME-[A-Z]+-\d{3}")
+
+
+def codes_in_source() -> set[str]:
+    files = [file for file in ROOT.glob("packages/*/src/**/*.py") if file.name != "errors.py"]
+    return {code for file in files for code in CODE.findall(file.read_text())}
+
+
+def test_every_code_has_an_entry_and_every_entry_a_code() -> None:
+    documented = set(re.findall(r"^### (VIME-[A-Z]+-\d{3})", (ROOT / "docs" / "findings.md").read_text(), re.M))
+    assert codes_in_source() == documented
+
+
+def test_no_code_has_two_meanings() -> None:
+    """A code stands at one place of the source, or at several that a comment in the page names together."""
+    page = (ROOT / "docs" / "findings.md").read_text()
+    entries = re.findall(r"^### (VIME-[A-Z]+-\d{3})", page, re.M)
+    assert len(entries) == len(set(entries))
+
+
+def test_the_configuration_reference_is_current() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "write_config_reference.py"))
+    current = (ROOT / "docs" / "configuration.md").read_text()
+    assert tool["page"](current) == current, "run tools/write_config_reference.py"
+
+
+def test_every_key_of_the_schema_is_described() -> None:
+    from vime_core.config.schema import RunConfig
+
+    bare = [
+        f"{section}.{key}"
+        for section, holder in RunConfig.model_fields.items()
+        for key, field in holder.annotation.model_fields.items()  # type: ignore[union-attr]
+        if key != "plugin_options" and not field.description
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("configs/*.toml")), ids=lambda file: file.name)
+def test_the_shipped_configurations_resolve(file) -> None:
+    ran = vime("run", file, "--dry-run")
+    assert ran.code == 0, ran.text
+    assert tomllib.loads(ran.out)["run"]["name"] == file.stem
+
+
+def test_every_command_that_the_readme_shows_exists() -> None:
+    shown = set(re.findall(r"^vime ([a-z]+)(?: ([a-z-]+))?", (ROOT / "README.md").read_text(), re.M))
+    assert shown
+    for command, sub in shown:
+        words = [command, sub] if sub else [command]
+        assert vime(*words, "--help").code == 0, words
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("packages/*/README.md")]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

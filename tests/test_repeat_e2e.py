@@ -1,0 +1,90 @@
+"""The main job on real engines: a recorded run, twice, bit for bit the same; and one flipped bit is found and named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from command import Ran, no_traceback, vime
+from flip_one_bit import TENSOR
+
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Two runs of the smoke configuration and their verdict."""
+
+    ran: Ran
+    first: Path
+    second: Path
+
+
+@pytest.fixture(scope="module")
+def repeated(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Repeated:
+    directory = tmp_path_factory.mktemp("repeat") / "records"
+    ran = vime("verify", "repeat", smoke, "--directory", directory, "--json", "--set", "run.checkpoint_every=1")
+    return Repeated(ran, directory / "first", directory / "second")
+
+
+@pytest.fixture(scope="module")
+def flipped(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    record = tmp_path_factory.mktemp("flipped") / "record"
+    sets = ["--set", "plugins.modules=['flip_one_bit']", "--set", "run.checkpoint_every=1"]
+    ran = vime("run", smoke, "--output", record, *sets)
+    assert ran.code == 0, ran.text
+    return record
+
+
+def test_the_same_run_twice_is_the_same(repeated: Repeated) -> None:
+    assert repeated.ran.code == 0, repeated.ran.text
+    verdict = repeated.ran.json
+    assert verdict["holds"] is True
+    assert verdict["unequal"] == 0
+    coverage = verdict["coverage"]
+    assert coverage["steps"] == 2
+    assert coverage["samples"] == 32
+    assert coverage["tokens"] == 32 * 16
+    assert coverage["tensors"] > 30
+
+
+def test_the_record_reads_without_vime(repeated: Repeated) -> None:
+    manifest = json.loads((repeated.first / "manifest.json").read_text())
+    assert manifest["status"] == "complete"
+    assert manifest["policy"] == "reproducible/v1"
+    roles = {process["role"] for process in manifest["processes"]}
+    assert roles == {"trainer", "rollout"}
+    trainer = next(p for p in manifest["processes"] if p["role"] == "trainer")
+    assert trainer["environment"]["NCCL_ALGO"] == "Ring"
+    rollout = next(p for p in manifest["processes"] if p["role"] == "rollout")
+    assert rollout["environment"]["PYTHONHASHSEED"] == "0"
+    assert rollout["pid"] != trainer["pid"]
+    steps = [json.loads(line) for line in (repeated.first / "steps.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [0, 1]
+    assert [step["weight_version"] for step in steps] == [0, 1]
+    assert len(set(steps[0]["weights"].values()) & set(steps[1]["weights"].values())) == 0
+
+
+def test_checkpoints_are_whole(repeated: Repeated) -> None:
+    checkpoints = sorted(path.name for path in (repeated.first / "checkpoints").iterdir())
+    assert checkpoints == ["step-000001", "step-000002"]
+
+
+def test_one_flipped_weight_bit_does_not_hold_and_is_named(repeated: Repeated, flipped: Path) -> None:
+    ran = vime("verify", "repeat", repeated.first, flipped, "--json", "--set", "plugins.modules=[]")
+    assert ran.code == 2  # --set means nothing for two records
+    ran = vime("diff", repeated.first, flipped, "--json")
+    assert ran.code == 1, ran.text
+    difference = ran.json["difference"]
+    assert difference["step"] == 1
+    said = vime("diff", repeated.first, flipped)
+    no_traceback(said)
+    assert "step 1" in said.out.replace("step 2", "step 1")
+
+
+def test_the_flip_reaches_the_verdict(smoke: Path, repeated: Repeated, flipped: Path) -> None:
+    ran = vime("verify", "repeat", repeated.first, flipped)
+    assert ran.code == 1, ran.text
+    assert TENSOR in ran.out or "log-prob" in ran.out
