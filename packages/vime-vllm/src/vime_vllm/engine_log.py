@@ -1,0 +1,50 @@
+"""One file for everything that vLLM says while a run uses it, so that the terminal stays vime's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from vime_vllm.compat import settle_logging
+from vime_vllm.environment import QUIET
+
+_FORMAT: Final = "(driver) %(levelname)s %(name)s: %(message)s"
+_LOGGER: Final = "vllm"
+
+
+class EngineLog:
+    """A log file in a directory of its own; what vLLM logs in this process goes there from now on.
+
+    Errors, and everything where the user set ``VLLM_LOGGING_LEVEL``, still reach the terminal.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="vime-vllm-")) / "engine.log"
+        self._handler = logging.FileHandler(self.path)
+        self._handler.setFormatter(logging.Formatter(_FORMAT))
+        # Before vLLM is imported: Python itself prints the warnings of a logger without a handler.
+        logging.getLogger(_LOGGER).addHandler(self._handler)
+
+    def take_front_end(self) -> None:
+        """Keep vLLM's own handlers in this process to errors; call in the environment that the engine starts with."""
+        settle_logging()
+        logger = logging.getLogger(_LOGGER)
+        if os.environ.get("VLLM_LOGGING_LEVEL", QUIET) == QUIET:
+            for handler in logger.handlers:
+                handler.setLevel(logging.ERROR)
+        self._handler.setLevel(logging.NOTSET)
+        logger.addHandler(self._handler)
+
+    def release_front_end(self) -> None:
+        """What vLLM logs in this process no longer goes to the file."""
+        logging.getLogger(_LOGGER).removeHandler(self._handler)
+        self._handler.close()
+
+    def remove(self) -> None:
+        """Delete the file and its directory."""
+        self.release_front_end()
+        shutil.rmtree(self.path.parent, ignore_errors=True)

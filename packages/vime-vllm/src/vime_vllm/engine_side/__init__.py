@@ -1,0 +1,1 @@
+"""What runs inside the engine's processes. Importing these modules needs vLLM."""

@@ -1,0 +1,44 @@
+"""Methods that vime adds to vLLM's workers; each returns plain data, so that no pickle travels."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from vime_core.record.digest import digest_tensors
+from vime_vllm.engine_side.report import worker_report
+from vime_vllm.engine_side.weights import kernel_tensors
+from vime_vllm.wire import dtype_name
+
+
+class VimeWorkerExtension:
+    """Mixed into the worker class (``worker_extension_cls``); ``self`` is the worker."""
+
+    model_runner: Any
+    weight_transfer_engine: Any
+
+    def vime_report(self) -> dict[str, Any]:
+        """Environment, settings, versions and hardware of this process."""
+        return worker_report(self)
+
+    def vime_weight_version(self) -> int | None:
+        """The version of the weights that the model holds; None within an update."""
+        return self.weight_transfer_engine.version
+
+    def vime_weight_forms(self) -> dict[str, tuple[str, list[int]]]:
+        """Dtype and shape of every tensor that kernels read, by HF name."""
+        model = self.model_runner.get_model()
+        return {name: (dtype_name(t.dtype), list(t.shape)) for name, t in kernel_tensors(model)}
+
+    def vime_weight_digests(self) -> dict[str, str]:
+        """Digest of every tensor that kernels read, by HF name."""
+        return digest_tensors(kernel_tensors(self.model_runner.get_model()))
+
+    def vime_buffer_digests(self) -> dict[str, str]:
+        """Digest of every buffer (tables, scales), which no update may change."""
+        return digest_tensors(self.model_runner.get_model().named_buffers())
+
+    def vime_call(self, target: str, *args: Any) -> Any:
+        """``module:function`` of installed code, called with this worker and plain data; it returns plain data."""
+        module, _, name = target.partition(":")
+        return getattr(importlib.import_module(module), name)(self, *args)

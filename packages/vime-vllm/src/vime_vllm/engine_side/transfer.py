@@ -1,0 +1,93 @@
+"""vLLM's weight transfer engine ``vime``: the receiving half of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from vime_vllm.compat import finish_layerwise_reload, start_layerwise_reload, tensor_parallel_rank
+from vime_vllm.memory import open_cuda, open_shared_memory
+from vime_vllm.wire import Chunk, CudaMemory
+
+
+@dataclass
+class VimeInitInfo(WeightTransferInitInfo):
+    """Nothing to agree on: a chunk says everything itself."""
+
+
+@dataclass
+class VimeUpdateInfo(WeightTransferUpdateInfo):
+    """One `vime_vllm.wire.Chunk` as plain data."""
+
+    chunk: dict[str, Any]
+
+
+class VimeTransferEngine(WeightTransferEngine[VimeInitInfo, VimeUpdateInfo]):
+    """Reads chunks out of shared memory and loads them the way vLLM reloads a checkpoint, layer by layer.
+
+    Attributes:
+        version: the weight version that the model holds; None while an update is under way or after one failed.
+    """
+
+    init_info_cls = VimeInitInfo
+    update_info_cls = VimeUpdateInfo
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.version: int | None = 0
+        self._incoming: int | None = None
+
+    def init_transfer_engine(self, init_info: VimeInitInfo) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        """Prepare every layer for new weights; until `finish_weight_update` the model has no version."""
+        self.version = self._incoming = None
+        start_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: VimeUpdateInfo) -> None:
+        """Copy a chunk's tensors out of the shared memory and load them.
+
+        Raises:
+            ValueError: the chunk is malformed, or of another version than the update's earlier ones.
+        """
+        chunk = Chunk.model_validate(update_info.chunk)
+        if self._incoming not in (None, chunk.version):
+            raise ValueError(f"a chunk of version {chunk.version} arrived in the update to {self._incoming}")
+        self._incoming = chunk.version
+        with _opened(chunk) as flat:
+            # A copy, because a layer keeps its tensors until all of them are there, and the chunk goes before that.
+            weights = [(field.name, field.view(flat).to(self.device, copy=True)) for field in chunk.tensors]
+        self.model.load_weights(weights)
+
+    def finish_weight_update(self) -> None:
+        """Process what is left (packed or quantised forms), then take the new version."""
+        finish_layerwise_reload(self.model, self.model_config)
+        self.version = self._incoming
+
+    def shutdown(self) -> None:
+        """Nothing is held between calls."""
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """Not used (abstract up to 0.26): `vime_vllm.sender` sends."""
+        raise NotImplementedError
+
+
+@contextmanager
+def _opened(chunk: Chunk) -> Iterator[Tensor]:
+    if isinstance(chunk.memory, CudaMemory):
+        yield open_cuda(chunk.memory, tensor_parallel_rank())
+        torch.cuda.synchronize()
+    else:
+        yield open_shared_memory(chunk.memory)

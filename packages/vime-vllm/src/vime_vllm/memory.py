@@ -1,0 +1,134 @@
+"""Memory that two processes see: a file of ``/dev/shm`` on the CPU, a CUDA IPC handle on a GPU."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+from vime_core.errors import BackendError
+from vime_vllm.wire import CudaExport, CudaMemory, SharedMemory
+
+_DIRECTORY: Final = Path("/dev/shm")
+_NAME: Final = re.compile(r"vime-\d+-[0-9a-f]{32}")
+
+
+@contextmanager
+def new_shared_memory(nbytes: int) -> Iterator[tuple[SharedMemory, Tensor]]:
+    """A new piece of shared memory and its bytes (uint8 [nbytes]); it is unlinked on leaving, whatever happens.
+
+    Raises:
+        BackendError: ``/dev/shm`` cannot hold it. The room is reserved first: writing to a file that has none
+            would kill this process.
+    """
+    path = _DIRECTORY / f"vime-{os.getpid()}-{uuid4().hex}"
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        _reserve(descriptor, nbytes)
+        bytes_ = mmap.mmap(descriptor, nbytes)
+        yield SharedMemory(name=path.name, nbytes=nbytes), torch.frombuffer(bytes_, dtype=torch.uint8)
+    finally:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+
+
+def open_shared_memory(memory: SharedMemory) -> Tensor:
+    """The bytes of another process's shared memory, uint8 [nbytes]. Writing to them stays in this process."""
+    if not _NAME.fullmatch(memory.name):
+        raise ValueError(f"{memory.name!r} is not a name that vime gives to shared memory")
+    descriptor = os.open(_DIRECTORY / memory.name, os.O_RDONLY)
+    try:
+        if os.fstat(descriptor).st_size != memory.nbytes:
+            raise ValueError(f"shared memory {memory.name!r} does not have {memory.nbytes} bytes")
+        bytes_ = mmap.mmap(descriptor, memory.nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(descriptor)
+    return torch.frombuffer(bytes_, dtype=torch.uint8)
+
+
+def shared_memory_in_use() -> list[str]:
+    """Names of this process's shared memory that still exist."""
+    return sorted(path.name for path in _DIRECTORY.glob(f"vime-{os.getpid()}-*"))
+
+
+def share_cuda(flat: Tensor, readers: int) -> CudaMemory:
+    """IPC handles of a uint8 CUDA tensor, one a reader; the tensor must outlive the readers' use of it."""
+    return CudaMemory(
+        device_uuid=device_uuid(flat.get_device()),
+        nbytes=flat.numel(),
+        exports=[_export(flat) for _ in range(readers)],
+    )
+
+
+def open_cuda(memory: CudaMemory, rank: int) -> Tensor:
+    """The bytes of another process's GPU memory, uint8 [nbytes], on the device that they are on.
+
+    Raises:
+        ValueError: that GPU is not visible to this process.
+    """
+    export = memory.exports[rank]
+    rebuild: Any = reductions.rebuild_cuda_tensor
+    return rebuild(
+        Tensor,
+        (memory.nbytes,),
+        (1,),
+        0,
+        torch.UntypedStorage,
+        torch.uint8,
+        _device_index(memory.device_uuid),
+        export.handle,
+        export.storage_bytes,
+        export.storage_offset,
+        False,
+        export.ref_counter,
+        export.ref_counter_offset,
+        export.event,
+        export.event_sync,
+    )
+
+
+def device_uuid(index: int) -> str:
+    """The identity of a GPU, the same in every process whatever CUDA_VISIBLE_DEVICES says."""
+    properties: Any = torch.cuda.get_device_properties(index)
+    return str(properties.uuid)
+
+
+def _device_index(uuid: str) -> int:
+    visible = [device_uuid(index) for index in range(torch.cuda.device_count())]
+    if uuid not in visible:
+        raise ValueError(f"the trainer's GPU {uuid} is not visible to the engine, which sees {visible}")
+    return visible.index(uuid)
+
+
+def _export(flat: Tensor) -> CudaExport:
+    reduce: Any = reductions.reduce_tensor
+    fields = reduce(flat)[1]
+    return CudaExport(
+        handle=fields[7],
+        storage_bytes=fields[8],
+        storage_offset=fields[9],
+        ref_counter=fields[11],
+        ref_counter_offset=fields[12],
+        event=fields[13],
+        event_sync=fields[14],
+    )
+
+
+def _reserve(descriptor: int, nbytes: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        raise BackendError(
+            f"/dev/shm has no room for {nbytes / 2**20:.0f} MiB of weights: {error}",
+            remedy="Give /dev/shm more room (a container: --shm-size=1g).",
+            code="VIME-BACKEND-064",
+        ) from error

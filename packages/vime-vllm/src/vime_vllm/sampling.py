@@ -1,0 +1,96 @@
+"""Requests as vLLM takes them, and what it answers as completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from vime_core.errors import BackendError, ContractViolation, DataError
+from vime_core.types import Completion, FinishReason, Float32Array, SampleRequest
+from vime_vllm import compat
+from vime_vllm.prefix_witness import Served
+
+_FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def check_requests(requests: Sequence[SampleRequest], context_length: int) -> None:
+    """Raise DataError for a prompt that is empty or leaves no room for a response."""
+    for request in requests:
+        length = len(request.prompt_tokens)
+        if not 0 < length < context_length:
+            raise DataError(
+                f"the prompt of sample {request.key} has {length} tokens, but rollout.context_length ="
+                f" {context_length} must hold it and a response",
+                remedy="Raise rollout.context_length, or leave such prompts out.",
+                code="VIME-DATA-060",
+            )
+
+
+def sampling_params(request: SampleRequest) -> Any:
+    """vLLM's SamplingParams: the request's own seed, and the log-prob of each sampled token."""
+    return compat.sampling_params(
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        stop_token_ids=list(request.stop_token_ids),
+        logprobs=0,
+    )
+
+
+def completion(request: SampleRequest, output: Any, version: int) -> Completion:
+    """The completion of a finished request.
+
+    Raises:
+        BackendError: a reason or log-prob that vime cannot use.
+        ContractViolation: the engine stamped it with another weight version.
+    """
+    answer = output.outputs[0]
+    if stamped := compat.stamped_versions(answer) - {str(version)}:
+        raise ContractViolation(
+            f"sample {request.key} was generated with weight version {stamped.pop()}, not {version}",
+            remedy="The weights changed while the engine was generating; the run stops before using the sample.",
+            code="VIME-ALIGN-061",
+        )
+    tokens = tuple(int(token) for token in answer.token_ids)
+    return Completion(
+        prompt_index=request.prompt_index,
+        sample_index=request.sample_index,
+        tokens=tokens,
+        log_probs=_log_probs(request, tokens, answer.logprobs),
+        finish_reason=_finish_reason(request, answer.finish_reason),
+        weight_version=version,
+    )
+
+
+def served(output: Any) -> Served:
+    """What the prefix witness needs to know of a finished request."""
+    return Served(output.prompt_token_ids, output.outputs[0].token_ids, output.num_cached_tokens or 0)
+
+
+def unusable(what: str) -> BackendError:
+    """The error for an answer that makes no sense."""
+    return BackendError(
+        f"the vLLM engine gave an unusable answer: {what}",
+        remedy="Report this with the engine's log and the run record.",
+        code="VIME-BACKEND-063",
+    )
+
+
+def _log_probs(request: SampleRequest, tokens: tuple[int, ...], reported: Any) -> Float32Array:
+    if len(reported or ()) != len(tokens):
+        raise unusable(f"sample {request.key} has {len(tokens)} tokens and {len(reported or ())} log-probs")
+    values = [place[token].logprob for place, token in zip(reported or (), tokens, strict=True)]
+    log_probs = np.array(values, dtype=np.float32)
+    if not np.isfinite(log_probs).all():
+        raise unusable(f"a log-prob of sample {request.key} is not finite")
+    return log_probs
+
+
+def _finish_reason(request: SampleRequest, reason: str | None) -> FinishReason:
+    if reason not in _FINISH_REASONS:
+        raise unusable(f"sample {request.key} finished for the reason {reason!r}")
+    return _FINISH_REASONS[reason]

@@ -1,0 +1,105 @@
+"""The sending half of a weight update: check names, dtypes and shapes, pack chunks, hand each to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vime_core.backends import NamedTensors
+from vime_core.errors import ContractViolation
+from vime_vllm.memory import new_shared_memory, share_cuda
+from vime_vllm.wire import Chunk, CudaMemory, SharedMemory, dtype_name, lay_out, pack
+
+CHUNK_BYTES: Final = 256 * 2**20
+"""Most bytes of a chunk; a larger tensor is a chunk of its own."""
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """Dtype and shape of a tensor that the engine's kernels read."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def send_weights(
+    weights: NamedTensors,
+    version: int,
+    expected: Mapping[str, TensorForm],
+    deliver: Callable[[Chunk], None],
+    *,
+    readers: int,
+) -> None:
+    """Deliver every tensor in chunks; ``deliver`` returns when the engine has read the chunk.
+
+    Raises:
+        ContractViolation: a name, dtype or shape that the engine does not hold, a name twice, or one left out.
+    """
+    sent: set[str] = set()
+    for group in _groups(_checked(weights, expected, sent)):
+        fields, nbytes = lay_out(group)
+        with _shared(group, nbytes, readers) as (memory, flat):
+            pack(group, fields, flat)
+            _synchronize(flat)
+            deliver(Chunk(version=version, tensors=fields, memory=memory))
+    if missing := [name for name in expected if name not in sent]:
+        raise _refused(missing[0], f"is held by the engine but was not sent ({len(missing)} such tensors)")
+
+
+def _checked(weights: NamedTensors, expected: Mapping[str, TensorForm], sent: set[str]) -> NamedTensors:
+    for name, tensor in weights:
+        form = TensorForm(dtype_name(tensor.dtype), tuple(tensor.shape))
+        if name in sent:
+            raise _refused(name, "was sent twice")
+        if name not in expected:
+            raise _refused(name, "was sent, but the engine holds no such tensor")
+        if form != expected[name]:
+            raise _refused(name, f"was sent as {form}, but the engine holds {expected[name]}")
+        sent.add(name)
+        yield name, tensor
+
+
+def _groups(weights: NamedTensors) -> Iterator[list[tuple[str, Tensor]]]:
+    group: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        if group and (size + tensor.nbytes > CHUNK_BYTES or tensor.device != group[0][1].device):
+            yield group
+            group, size = [], 0
+        group.append((name, tensor))
+        size += tensor.nbytes
+    if group:
+        yield group
+
+
+@contextmanager
+def _shared(
+    group: list[tuple[str, Tensor]], nbytes: int, readers: int
+) -> Iterator[tuple[SharedMemory | CudaMemory, Tensor]]:
+    device = group[0][1].device
+    if device.type == "cuda":
+        flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        yield share_cuda(flat, readers), flat
+        del flat
+        torch.cuda.ipc_collect()
+        return
+    with new_shared_memory(nbytes) as shared:
+        yield shared
+
+
+def _synchronize(flat: Tensor) -> None:
+    if flat.device.type == "cuda":
+        torch.cuda.synchronize(flat.device)
+
+
+def _refused(name: str, why: str) -> ContractViolation:
+    return ContractViolation(
+        f"weight {name!r} {why}",
+        remedy="Make trainer and engine hold one structure: the same model directory, trainer.dtype and tying.",
+        code="VIME-ALIGN-060",
+    )

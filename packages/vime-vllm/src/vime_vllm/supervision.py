@@ -1,0 +1,176 @@
+"""An engine's processes seen from the driver: a time limit for every call, the cause of a death, and an end to all."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import psutil
+
+from vime_core.errors import BackendError, VimeError
+
+_T = TypeVar("_T")
+_POLL_S: Final = 0.1
+_GRACE_S: Final = 3.0
+_LOG_LINES: Final = 15
+
+
+class Supervisor:
+    """Runs calls that may never return, in another thread, and gives up on them.
+
+    Args:
+        timeout_s: longest wait for one call.
+        log: file that the engine's processes write to.
+    """
+
+    def __init__(self, timeout_s: float, log: Path) -> None:
+        # Started now, so that it is not taken for a process of the engine (which would otherwise start it).
+        resource_tracker.ensure_running()
+        self._others = set(psutil.Process().children(recursive=True))  # what ran before the engine
+        self._processes: set[psutil.Process] = set()
+        self._cores: list[Any] = []
+        self._timeout_s = timeout_s
+        self._log = log
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the engine's processes."""
+        return sorted(process.pid for process in self._processes)
+
+    def adopt(self, cores: list[Any]) -> None:
+        """Remember the processes that were started since the beginning; ``cores`` are direct children."""
+        self._cores = cores
+        self._processes = self._family()
+
+    def call(self, what: str, function: Callable[[], _T]) -> _T:
+        """The function's result.
+
+        Raises:
+            BackendError: it raised, a process of the engine died, or the time is up. The engine is then killed.
+        """
+        outcome = _in_thread(function)
+        deadline = time.monotonic() + self._timeout_s
+        while not outcome.done():
+            wait([outcome], timeout=_POLL_S)
+            if not outcome.done() and self._dead():
+                wait([outcome], timeout=_GRACE_S)
+                break
+            if time.monotonic() > deadline:
+                break
+        return self._result(what, outcome)
+
+    def _result(self, what: str, outcome: Future[_T]) -> _T:
+        if self._dead():
+            raise self.failure(f"the vLLM engine died during {what}: {self._causes()}", "VIME-BACKEND-061")
+        if not outcome.done():
+            raise self.failure(
+                f"the vLLM engine did not answer {what} within rollout.timeout_s = {self._timeout_s:g} s"
+                f" (its processes: {self._states()})",
+                "VIME-BACKEND-062",
+            )
+        error = outcome.exception()
+        if error is None or isinstance(error, VimeError):
+            return outcome.result()
+        raise self.failure(f"the vLLM engine failed in {what}: {error}", "VIME-BACKEND-060") from error
+
+    def failure(self, message: str, code: str) -> BackendError:
+        """End the engine, and the error that says why, with the last lines of its log."""
+        tail = self._last_lines()
+        self.kill()
+        return BackendError(
+            f"{message}\n{tail}" if tail else message,
+            remedy=f"Read the engine's log, {self._log}; a larger rollout.timeout_s helps an engine that is only slow.",
+            code=code,
+        )
+
+    def end(self, shutdown: Callable[[], None], timeout_s: float) -> None:
+        """Ask the engine to end, wait for it, and kill what is left."""
+        wait([_in_thread(shutdown)], timeout=timeout_s + _GRACE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End every process of the engine; returns when they are gone."""
+        doomed = self._family()
+        for process in doomed:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        for core in self._cores:
+            core.join(timeout=_GRACE_S)
+        psutil.wait_procs(list(doomed), timeout=_GRACE_S)
+
+    def alive(self) -> list[int]:
+        """Ids of the engine's processes that still run."""
+        return sorted(process.pid for process in self._processes if not _is_gone(process))
+
+    def _family(self) -> set[psutil.Process]:
+        """The engine's processes with their children; before they were adopted, whatever is new below this one."""
+        if not self._processes:
+            return set(psutil.Process().children(recursive=True)) - self._others
+        return self._processes | {child for process in self._processes for child in _children(process)}
+
+    def _dead(self) -> list[psutil.Process]:
+        return [process for process in self._processes if _is_gone(process)]
+
+    def _causes(self) -> str:
+        codes = {core.pid: core.exitcode for core in self._cores}
+        return "; ".join(_cause(process.pid, codes.get(process.pid)) for process in self._dead())
+
+    def _states(self) -> str:
+        return ", ".join(f"{process.pid} {_state(process)}" for process in self._processes) or "none started"
+
+    def _last_lines(self) -> str:
+        if not self._log.is_file():
+            return ""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
+
+
+def _in_thread(function: Callable[[], _T]) -> Future[_T]:
+    """A daemon thread of its own, because one that waits forever must not keep the interpreter from ending."""
+    outcome: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="vime-engine-call", daemon=True).start()
+    return outcome
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _state(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return "gone"
+
+
+def _cause(pid: int, exit_code: int | None) -> str:
+    if exit_code is None:
+        return f"process {pid} is gone (a worker; the kernel's log says whether memory ran out)"
+    if exit_code < 0:
+        return f"process {pid} was ended by {signal.Signals(-exit_code).name}"
+    return f"process {pid} exited with code {exit_code}"

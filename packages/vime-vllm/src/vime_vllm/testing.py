@@ -1,0 +1,63 @@
+"""Faults and instruments for a live engine, for tests: ``rollout.call("vime_vllm.testing:flip_bit", NAME, 0)``.
+
+Each function runs in a worker of the engine and takes and gives plain data. None of them is used by vime itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vime_vllm.engine_side.weights import kernel_tensors
+
+
+def flip_bit(worker: Any, name: str, index: int) -> None:
+    """Flip the lowest bit of one element of a tensor that kernels read: the smallest possible change of it."""
+    tensors = dict(kernel_tensors(worker.model_runner.get_model()))
+    flat = tensors[name].view(-1)
+    bits = flat.view({2: torch.int16, 4: torch.int32}[flat.element_size()])
+    bits[index] ^= 1
+
+
+def keep_out(worker: Any, name: str) -> None:
+    """From now on the model drops every update of a tensor, and says nothing."""
+    model = worker.model_runner.get_model()
+    load = model.load_weights
+
+    def without(weights: Iterable[tuple[str, Tensor]]) -> Any:
+        return load((found, tensor) for found, tensor in weights if found != name)
+
+    model.load_weights = without
+
+
+def let_in(worker: Any) -> None:
+    """Undo `keep_out`."""
+    del worker.model_runner.get_model().load_weights
+
+
+def mislabel(worker: Any, version: int) -> None:
+    """Let the engine claim another weight version."""
+    worker.weight_transfer_engine.version = version
+
+
+def record_schedule(worker: Any) -> None:
+    """Note from now on, for every engine step, how many tokens of each request it computes."""
+    worker.vime_schedule = []
+    if hasattr(worker, "vime_execute_model"):
+        return
+    worker.vime_execute_model = worker.execute_model
+
+    def execute_model(scheduler_output: Any) -> Any:
+        if counts := list(scheduler_output.num_scheduled_tokens.values()):
+            worker.vime_schedule.append(counts)
+        return worker.vime_execute_model(scheduler_output)
+
+    worker.execute_model = execute_model
+
+
+def schedule(worker: Any) -> list[list[int]]:
+    """What `record_schedule` noted, by engine step."""
+    return worker.vime_schedule

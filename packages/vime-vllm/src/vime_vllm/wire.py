@@ -1,0 +1,118 @@
+"""What travels when weights do: names, dtypes, shapes, places, and where the bytes lie. Typed fields, no pickle."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Any, Final, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+ALIGNMENT: Final = 64
+"""Tensors begin at multiples of this many bytes."""
+
+DTYPES: Final = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8, torch.int32)
+}
+"""The dtypes that weights may have, by name."""
+
+NonNegativeInt = Annotated[int, Field(ge=0)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class TensorField(_Fields):
+    """One tensor within a chunk: contiguous, row-major, at ``offset`` bytes."""
+
+    name: str
+    dtype: str
+    shape: list[NonNegativeInt]
+    offset: NonNegativeInt
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def view(self, flat: Tensor) -> Tensor:
+        """This tensor as a view of the chunk's bytes (uint8 [nbytes])."""
+        return flat[self.offset : self.offset + self.nbytes].view(DTYPES[self.dtype]).view(self.shape)
+
+
+class SharedMemory(_Fields):
+    """Bytes in a file of ``/dev/shm``."""
+
+    kind: Literal["shared_memory"] = "shared_memory"
+    name: str
+    nbytes: NonNegativeInt
+
+
+class CudaExport(_Fields):
+    """One reader's handle: the fields that ``torch.multiprocessing`` shares a CUDA storage by.
+
+    torch counts readers by export, so every tensor parallel rank has its own.
+    """
+
+    handle: bytes
+    storage_bytes: NonNegativeInt
+    storage_offset: NonNegativeInt
+    ref_counter: bytes
+    ref_counter_offset: NonNegativeInt
+    event: bytes
+    event_sync: bool
+
+
+class CudaMemory(_Fields):
+    """Bytes on a GPU of this machine; ``exports`` are by tensor parallel rank."""
+
+    kind: Literal["cuda"] = "cuda"
+    device_uuid: str
+    nbytes: NonNegativeInt
+    exports: list[CudaExport]
+
+
+class Chunk(_Fields):
+    """Some tensors of one weight update, in one piece of memory."""
+
+    version: NonNegativeInt
+    tensors: list[TensorField]
+    memory: Annotated[SharedMemory | CudaMemory, Field(discriminator="kind")]
+
+    @model_validator(mode="after")
+    def _tensors_lie_inside(self) -> Chunk:
+        for field in self.tensors:
+            if field.dtype not in DTYPES:
+                raise ValueError(f"{field.name!r} has dtype {field.dtype!r}, which weights cannot have")
+            if field.offset + field.nbytes > self.memory.nbytes:
+                raise ValueError(f"{field.name!r} ends after the chunk's {self.memory.nbytes} bytes")
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """Plain data for the engine's RPC."""
+        return self.model_dump()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.bfloat16`` as ``"bfloat16"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def lay_out(named: list[tuple[str, Tensor]]) -> tuple[list[TensorField], int]:
+    """Places for tensors in one piece of memory, in their order, and its size in bytes."""
+    fields: list[TensorField] = []
+    end = 0
+    for name, tensor in named:
+        field = TensorField(name=name, dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), offset=end)
+        fields.append(field)
+        end += -(-field.nbytes // ALIGNMENT) * ALIGNMENT
+    return fields, end
+
+
+def pack(named: list[tuple[str, Tensor]], fields: list[TensorField], flat: Tensor) -> None:
+    """Copy each tensor to its place in ``flat`` (uint8 [nbytes])."""
+    for (_, tensor), field in zip(named, fields, strict=True):
+        field.view(flat).copy_(tensor.detach())
