@@ -47,7 +47,7 @@ def _check_tokens(name: str, tensor: Tensor, shape: torch.Size) -> None:
 class TokenLoss:
     """``loss_N`` is fp32 [N] with gradients; ``metrics`` are fp32 [N] each, detached, averaged by the caller."""
 
-    loss_N: Tensor
+    loss_N: Tensor  # noqa: N815
     metrics: Mapping[str, Tensor]
 
 
