@@ -1,0 +1,1 @@
+"""Conversion of weights between file formats."""

@@ -1,0 +1,79 @@
+"""One microbatch as one packed forward: token ids, positions, and which rows give which log-probs."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vime_core.types import Float32Array, TrainSequence
+
+
+@dataclass(frozen=True)
+class PackedMicrobatch:
+    """N response tokens in T input tokens, sequences one after another.
+
+    A sequence's last token predicts nothing, so it is no input: a sequence of L tokens has L - 1 inputs.
+
+    Args:
+        tokens: int64 [T].
+        positions: int64 [T], from 0 in every sequence.
+        lengths: input tokens of each sequence, in order.
+        rows: int64 [N], the inputs whose next token is a response token.
+        targets: int64 [N], those next tokens.
+        response_lengths: response tokens of each sequence, in order; they sum to N.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    lengths: tuple[int, ...]
+    rows: Tensor
+    targets: Tensor
+    response_lengths: tuple[int, ...]
+
+    def split(self, values: Tensor) -> list[Float32Array]:
+        """[N] on any device as one fp32 array [R] a sequence."""
+        parts = values.detach().cpu().split(list(self.response_lengths))
+        return [np.array(part.numpy(), dtype=np.float32) for part in parts]
+
+
+def pack_microbatch(sequences: Sequence[TrainSequence], device: torch.device) -> PackedMicrobatch:
+    """Concatenate sequences in order.
+
+    Raises:
+        ValueError: there is no sequence, or one has no prompt token or no response token.
+    """
+    if not sequences:
+        raise ValueError("a microbatch needs at least one sequence")
+    for sequence in sequences:
+        if not 0 < sequence.response_start < len(sequence.tokens):
+            raise ValueError(f"sequence {sequence.key} needs a prompt and a response of at least one token each")
+    lengths = tuple(len(sequence.tokens) - 1 for sequence in sequences)
+    starts = np.cumsum((0, *lengths[:-1]))
+    rows = [
+        np.arange(start + sequence.response_start - 1, start + length)
+        for start, length, sequence in zip(starts, lengths, sequences, strict=True)
+    ]
+    return PackedMicrobatch(
+        tokens=_on(device, [np.array(s.tokens[:-1]) for s in sequences]),
+        positions=_on(device, [np.arange(length) for length in lengths]),
+        lengths=lengths,
+        rows=_on(device, rows),
+        targets=_on(device, [np.array(s.tokens[s.response_start :]) for s in sequences]),
+        response_lengths=tuple(s.response_length for s in sequences),
+    )
+
+
+def flatten(arrays: Sequence[Float32Array], device: torch.device) -> Tensor:
+    """One fp32 array [R] a sequence as one tensor [N]."""
+    return torch.from_numpy(np.concatenate(arrays).astype(np.float32, copy=False)).to(device)
+
+
+def _on(device: torch.device, parts: Sequence[NDArray[np.int64]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64, copy=False)).to(device)

@@ -1,0 +1,51 @@
+"""The entry point: what this package registers. Names only; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vime_core.plugins import ModelSource, ModelStructure, TrainerBackend, hookimpl
+
+
+@hookimpl
+def vime_trainers() -> Iterable[TrainerBackend]:
+    """The Megatron-core trainer."""
+    yield TrainerBackend(
+        "megatron",
+        "Megatron-core: GPTModel, distributed optimizer, torch_dist checkpoints; CPU and CUDA.",
+        "vime_megatron.trainer:open_trainer",
+        "vime_megatron.options:MegatronOptions",
+    )
+
+
+@hookimpl
+def vime_model_structures() -> Iterable[ModelStructure]:
+    """The dense decoder structures."""
+    dense = "vime_megatron.structures.dense"
+    yield ModelStructure("qwen2", "Qwen2 and Qwen2.5, dense.", f"{dense}:QWEN2", backend="megatron")
+    yield ModelStructure("qwen3", "Qwen3, dense, with QK norm.", f"{dense}:QWEN3", backend="megatron")
+    yield ModelStructure("llama", "Llama 2 and 3, SmolLM2.", f"{dense}:LLAMA", backend="megatron")
+
+
+@hookimpl
+def vime_model_sources() -> Iterable[ModelSource]:
+    """Where a HF model directory can come from."""
+    package = "vime_megatron.sources"
+    yield ModelSource(
+        "directory",
+        "A HF model directory on this machine.",
+        f"{package}.directory:open_directory",
+        f"{package}.directory:DirectoryOptions",
+    )
+    yield ModelSource(
+        "random-qwen2",
+        "A tiny random Qwen2 with a byte-level tokenizer, made from a seed.",
+        f"{package}.random_qwen2:make_random_qwen2",
+        f"{package}.random_qwen2:RandomQwen2Options",
+    )
+    yield ModelSource(
+        "gguf",
+        "A GGUF file, or the one in an installed data package, converted once.",
+        f"{package}.gguf:open_gguf",
+        f"{package}.gguf:GgufOptions",
+    )

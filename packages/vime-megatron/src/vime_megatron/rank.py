@@ -1,0 +1,142 @@
+"""One trainer rank: log-probs, train step, weights, checkpoints, on this process's device."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vime_core.backends import LossFunction, Microbatches, StateObserver, TrainerContext
+from vime_core.errors import BackendError
+from vime_core.types import Float32Array, ProcessReport, TrainSequence, TrainStepResult
+from vime_megatron.accumulate import StepTotals, score_tokens
+from vime_megatron.checkpoint import identity, load_checkpoint, save_checkpoint
+from vime_megatron.cpu_bridge import backend, device
+from vime_megatron.determinism import deterministic, process_settings
+from vime_megatron.mapping import to_hf
+from vime_megatron.model import build_model
+from vime_megatron.model_directory import read_model_directory
+from vime_megatron.optimization import Optimization
+from vime_megatron.options import MegatronOptions
+from vime_megatron.packing import PackedMicrobatch, pack_microbatch
+from vime_megatron.parallel import Ranks, process_groups
+from vime_megatron.report import process_report
+from vime_megatron.structures.registry import find_structure
+
+
+class TrainerRank:
+    """A `vime_core.backends.Trainer`. Holds the process's groups and torch settings until `close`."""
+
+    def __init__(self, context: TrainerContext, options: MegatronOptions, ranks: Ranks) -> None:
+        self._context = context
+        self._options = options
+        self._ranks = ranks
+        self._temperature = context.config.sampling.temperature
+        self._deterministic = deterministic(context.policy.trainer.flags)
+        directory = read_model_directory(context.model_directory)
+        self._blueprint = find_structure(directory.model_type, context.config.plugins).blueprint(directory.config)
+        trainer = context.config.trainer
+        with ExitStack() as stack:
+            stack.enter_context(process_settings(deterministic=self._deterministic, threads=trainer.threads))
+            stack.enter_context(process_groups(ranks, options.tensor_parallel))
+            self._model = build_model(
+                directory,
+                self._blueprint,
+                dtype=trainer.dtype,
+                context=context.config.rollout.context_length,
+                tensor_parallel=options.tensor_parallel,
+                deterministic=self._deterministic,
+            )
+            self._identity = identity(directory.model_type, dict(self._model.named_parameters()), trainer)
+            self._optimization = Optimization(self._model, trainer)
+            self._release = weakref.finalize(self, stack.pop_all().close)  # also when the interpreter ends
+
+    def log_probs(self, microbatches: Microbatches) -> list[Float32Array]:
+        """See `vime_core.backends.Trainer`."""
+        scored: list[Float32Array] = []
+        with torch.no_grad():
+            for sequences in microbatches:
+                batch = self._pack(sequences)
+                scored += batch.split(self._model(batch, self._temperature))
+        return scored
+
+    def train_step(self, microbatches: Microbatches, loss: LossFunction, observer: StateObserver) -> TrainStepResult:
+        """See `vime_core.backends.Trainer`."""
+        totals = StepTotals()
+        self._optimization.zero_gradients()
+        for index, sequences in enumerate(microbatches):
+            batch = self._pack(sequences)
+            log_probs: Tensor = self._optimization.model(batch, self._temperature)
+            tokens = score_tokens(index, sequences, batch, log_probs, loss)
+            tokens.weighted_loss.backward()
+            totals.add(tokens)
+        self._optimization.reduce_gradients()
+        _require_finite(self._optimization.gradients())
+        observer.gradients(self._optimization.gradients())
+        norm, learning_rate = self._optimization.step()
+        return totals.result(norm, learning_rate)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `vime_core.backends.Trainer`. Tensors may be views of live weights: read them before the next step."""
+        parameters = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        return to_hf(parameters, self._blueprint.rules)
+
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """See `vime_core.backends.Trainer`. Views of live state, named by Megatron parameter."""
+        return self._optimization.state()
+
+    def save(self, directory: Path) -> None:
+        """See `vime_core.backends.Trainer`."""
+        save_checkpoint(directory, self._optimization, self._identity)
+
+    def load(self, directory: Path) -> None:
+        """See `vime_core.backends.Trainer`."""
+        load_checkpoint(directory, self._optimization, self._identity)
+
+    def processes(self) -> list[ProcessReport]:
+        """See `vime_core.backends.Trainer`."""
+        settings = {
+            "dtype": self._context.config.trainer.dtype,
+            "spec": self._options.spec,
+            "tensor_parallel": self._options.tensor_parallel,
+            "data_parallel": self._options.data_parallel,
+            "collectives": backend(),
+            "deterministic_mode": self._deterministic,
+        }
+        return [process_report(self._ranks.rank, self._context.policy.trainer.environment, settings)]
+
+    def close(self) -> None:
+        """Give back process groups and torch settings. Further calls do nothing."""
+        self._release()
+
+    def _pack(self, sequences: Sequence[TrainSequence]) -> PackedMicrobatch:
+        limit, vocabulary = self._context.config.rollout.context_length, self._blueprint.vocabulary
+        for sequence in sequences:
+            if len(sequence.tokens) > limit or max(sequence.tokens) >= vocabulary or min(sequence.tokens) < 0:
+                raise BackendError(
+                    f"sequence {sequence.key} has {len(sequence.tokens)} tokens with ids up to {max(sequence.tokens)};"
+                    f" the trainer holds {limit} positions and a vocabulary of {vocabulary}",
+                    remedy="Raise rollout.context_length, or use the tokenizer of this model.",
+                    code="VIME-BACKEND-021",
+                )
+        return pack_microbatch(sequences, device())
+
+
+def _require_finite(gradients: Iterator[tuple[str, Tensor]]) -> None:
+    """Raise BackendError before the weights change, naming the first tensor."""
+    names, tensors = zip(*gradients, strict=True)
+    squares = torch.stack([tensor.norm() for tensor in tensors]).square()
+    if not bool(squares.sum().isfinite()):
+        finite = [bool(flag) for flag in squares.isfinite().tolist()]
+        worst = names[finite.index(False)] if False in finite else names[int(squares.argmax())]
+        raise BackendError(
+            f"the gradient of {worst} is not finite; the weights are unchanged",
+            remedy="Lower trainer.lr, or look at the advantages and log-ratios of this step.",
+            code="VIME-BACKEND-023",
+        )

@@ -1,0 +1,1 @@
+"""Model sources: each ends in a HF model directory."""

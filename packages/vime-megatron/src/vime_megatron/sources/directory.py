@@ -1,0 +1,28 @@
+"""Model source ``directory``: a HF model directory that is already on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from vime_core.plugins.types import Options
+from vime_megatron.model_directory import read_model_directory, require_tokenizer
+
+
+class DirectoryOptions(Options):
+    """The ``[model.directory]`` section."""
+
+    path: Path = Field(description="A HF model directory: config.json, safetensors, tokenizer.")
+
+
+def open_directory(options: DirectoryOptions, cache_dir: Path) -> Path:  # noqa: ARG001 (the sources' signature)
+    """The directory itself, after its files were checked.
+
+    Raises:
+        ConfigError: it or one of its files is missing or corrupt.
+    """
+    path = options.path.expanduser().resolve()
+    read_model_directory(path)
+    require_tokenizer(path)
+    return path

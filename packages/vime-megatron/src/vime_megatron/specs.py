@@ -1,0 +1,101 @@
+"""Layer specifications of Megatron's own modules, with our packed attention as core attention."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor
+
+from vime_megatron.attention import packed_attention
+from vime_megatron.rope import rotate
+
+
+@dataclass
+class PackedSequences(PackedSeqParams):
+    """Megatron's description of a pack, with the lengths on the host and each token's rotary angles.
+
+    ``cos`` and ``sin`` are fp32 [T, 1, head_dim / 2]: looked up once a microbatch, not once a layer.
+    """
+
+    lengths: tuple[int, ...] = ()
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+
+
+class PackedCausalAttention(torch.nn.Module):
+    """Megatron's core-attention slot: rotary embedding, then causal attention within each packed sequence.
+
+    Rotary embedding stands here because it follows the QK norm and needs positions within the sequences.
+    """
+
+    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any) -> None:
+        super().__init__()
+        self.scale: float = softmax_scale or float(config.kv_channels or 0) ** -0.5
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,  # noqa: ARG002 (the slot's signature)
+        packed_seq_params: PackedSequences | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Query [T, heads, D], key and value [T, groups, D] to [T, heads x D]."""
+        assert packed_seq_params is not None
+        cos, sin = packed_seq_params.cos, packed_seq_params.sin
+        assert cos is not None
+        assert sin is not None
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        return packed_attention(query, key, value, packed_seq_params.lengths, self.scale).flatten(1)
+
+
+def local_block_spec(layers: int, *, qk_norm: bool) -> TransformerBlockSubmodules:
+    """Dense decoder layers of Megatron's local modules: unfused linears and torch's RMSNorm."""
+    head_norm: Any = WrappedTorchNorm if qk_norm else IdentityOp
+    core_attention: Any = PackedCausalAttention
+    bias_dropout_add: Any = get_bias_dropout_add
+    attention = ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=core_attention,
+            linear_proj=RowParallelLinear,
+            q_layernorm=head_norm,
+            k_layernorm=head_norm,
+        ),
+    )
+    mlp = partial(
+        MLP.as_mlp_submodule,
+        submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+    )
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=WrappedTorchNorm,
+            self_attention=attention,
+            self_attn_bda=bias_dropout_add,
+            pre_mlp_layernorm=WrappedTorchNorm,
+            mlp=mlp,
+            mlp_bda=bias_dropout_add,
+        ),
+    )
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=WrappedTorchNorm)

@@ -1,0 +1,1 @@
+"""Model structures: what turns a HF configuration into a Megatron model."""
