@@ -74,6 +74,9 @@ class RewardSection(PluginSection):
 
     name: str = Field(description="Reward plugin.")
     timeout_s: PositiveFloat = Field(30.0, description="Longest time for one response; then the run ends.")
+    timeout_reward: float | None = Field(
+        None, allow_inf_nan=False, description="What a response scores that took too long; None: that is an error."
+    )
     workers: PositiveInt = Field(1, description="Processes that score.")
 
 

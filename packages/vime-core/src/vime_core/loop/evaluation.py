@@ -18,7 +18,7 @@ def evaluate(session: Session, step: int, timer: PhaseTimer) -> dict[str, float]
     with timer("evaluation"):
         completions = session.rollout.generate(evaluation_requests(session.config, prompts))
         texts = session.decode(completions)
-        rewards = session.scorer.score(prompts, texts, completions)
+        rewards = session.scorer.score(prompts, texts, completions).values
     return {
         "evaluation/reward": math.fsum(rewards) / len(rewards),
         "evaluation/response_length": sum(len(c.tokens) for c in completions) / len(completions),

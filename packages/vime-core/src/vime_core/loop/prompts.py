@@ -27,13 +27,28 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptStream:
-    """The prompts of every step. ``usable`` are the dataset's indices whose prompts fit the context."""
+    """The prompts of every step. ``usable`` indices may be taken, ``dropped`` many are too long."""
 
     dataset: Dataset
     renderer: PromptRenderer
     usable: Sequence[int]
     seed: int
     prompts_per_step: int
+    dropped: int = 0
+
+    def check(self, steps: int) -> None:
+        """Render every prompt that the first ``steps`` steps take, so that a bad one is found before any compute.
+
+        Raises:
+            DataError: a prompt is too long or its example unusable.
+        """
+        wanted = steps * self.prompts_per_step
+        if wanted >= len(self.usable):
+            places = list(range(len(self.usable)))
+        else:
+            places = [place for _, place in prompt_indices(len(self.usable), self.seed, 0, wanted)]
+        for place in places:
+            self._prompt(0, self.usable[place])
 
     def step(self, step: int) -> list[Prompt]:
         """The prompts of a step, by prompt index."""

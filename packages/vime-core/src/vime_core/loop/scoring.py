@@ -10,7 +10,7 @@ from vime_core.config.schema import RunConfig
 from vime_core.loop.prompts import Prompt
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import Reward
-from vime_core.rewards.pool import RewardPool
+from vime_core.rewards.pool import RewardPool, Scores
 from vime_core.rewards.types import RewardInput, RewardSpec
 from vime_core.types import Completion
 
@@ -21,13 +21,13 @@ class Scorer:
 
     pool: RewardPool
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str], completions: Sequence[Completion]) -> list[float]:
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str], completions: Sequence[Completion]) -> Scores:
         """One finite reward a response, in the given order, whichever finished first."""
         inputs = [
             RewardInput(prompt.text, text, prompt.example, completion.finish_reason, completion.key)
             for prompt, text, completion in zip(prompts, texts, completions, strict=True)
         ]
-        return list(self.pool.score(inputs).values)
+        return self.pool.score(inputs)
 
 
 @contextmanager
@@ -36,5 +36,11 @@ def open_scorer(config: RunConfig, plugins: PluginManager) -> Generator[Scorer]:
     section = config.reward
     entry = plugins.find(Reward, section.name, field_name="reward.name")
     options = config.options("reward", section.name)
-    with RewardPool(RewardSpec(entry.target, options), timeout_s=section.timeout_s, workers=section.workers) as pool:
+    pool = RewardPool(
+        RewardSpec(entry.target, options),
+        timeout_s=section.timeout_s,
+        workers=section.workers,
+        timeout_reward=section.timeout_reward,
+    )
+    with pool:
         yield Scorer(pool)

@@ -46,20 +46,31 @@ def run_step(session: Session, step: int) -> dict[str, float]:
     """Do step number ``step`` (from 0) and return its metrics."""
     timer = PhaseTimer()
     evaluation = evaluate(session, step, timer)
-    samples = _generate(session, step, timer)
+    generated = _generate(session, step, timer)
+    samples = generated.samples
     with timer("advantages"):
         advantages = session.algorithm.advantages(samples)
     updates = _train(session, step, samples, advantages, timer)
     weights = _update_engine(session, step, timer)
     train_log_probs = [values for update in updates for values in update.log_probs]
     metrics = step_metrics(samples, train_log_probs, [u.result for u in updates], timer)
+    metrics |= {"reward/timed_out": float(generated.rewards_timed_out), "data/dropped": float(session.prompts.dropped)}
+    metrics |= evaluation
     with timer("record"):
-        entry = _entry(session, step, samples, advantages, updates, weights, {**metrics, **evaluation}, timer)
+        entry = _entry(session, step, samples, advantages, updates, weights, metrics, timer)
         session.writer.write_step(entry, samples, train_log_probs, advantages)
-    return {**metrics, **evaluation, "time/record": timer.seconds["record"], "time/step": timer.total()}
+    return {**metrics, "time/record": timer.seconds["record"], "time/step": timer.total()}
 
 
-def _generate(session: Session, step: int, timer: PhaseTimer) -> list[Sample]:
+@dataclass(frozen=True)
+class Generated:
+    """A step's scored samples, in sample order, and how many of their rewards ran out of time."""
+
+    samples: list[Sample]
+    rewards_timed_out: int
+
+
+def _generate(session: Session, step: int, timer: PhaseTimer) -> Generated:
     prompts = session.prompts.step(step)
     requests = training_requests(session.config, step, prompts)
     require_distinct_seeds(requests)
@@ -68,11 +79,12 @@ def _generate(session: Session, step: int, timer: PhaseTimer) -> list[Sample]:
     with timer("reward"):
         by_index = {prompt.index: prompt for prompt in prompts}
         texts = session.decode(completions)
-        rewards = session.scorer.score([by_index[c.prompt_index] for c in completions], texts, completions)
-        return [
+        scores = session.scorer.score([by_index[c.prompt_index] for c in completions], texts, completions)
+        samples = [
             _sample(request, by_index[request.prompt_index], completion, reward, text)
-            for request, completion, reward, text in zip(requests, completions, rewards, texts, strict=True)
+            for request, completion, reward, text in zip(requests, completions, scores.values, texts, strict=True)
         ]
+    return Generated(samples, len(scores.timed_out))
 
 
 def _sample(request: SampleRequest, prompt: Prompt, completion: Completion, reward: float, text: str) -> Sample:

@@ -14,7 +14,9 @@ def training_stream(config: RunConfig, plugins: PluginManager, tokenizer: Tokeni
     """The training prompts."""
     name = config.data.source
     dataset = _dataset(plugins, name, config.options("data", name))
-    return _stream(config, dataset, tokenizer, config.sampling.max_tokens)
+    stream = _stream(config, dataset, tokenizer, config.sampling.max_tokens)
+    stream.check(config.run.steps)
+    return stream
 
 
 def evaluation_stream(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer) -> PromptStream | None:
@@ -24,7 +26,9 @@ def evaluation_stream(config: RunConfig, plugins: PluginManager, tokenizer: Toke
         return None
     holder, name = ("evaluation", section.source) if section.source else ("data", config.data.source)
     dataset = _dataset(plugins, name, config.options(holder, name))
-    return _stream(config, dataset, tokenizer, section.max_tokens)
+    stream = _stream(config, dataset, tokenizer, section.max_tokens)
+    stream.first(section.prompts)
+    return stream
 
 
 def _dataset(plugins: PluginManager, name: str, options: object) -> Dataset:
@@ -37,6 +41,9 @@ def _stream(config: RunConfig, dataset: Dataset, tokenizer: Tokenizer, max_token
         max_tokens=config.rollout.context_length - max_tokens,
         system_prompt=config.data.system_prompt,
     )
-    drop = config.data.overlong == "drop"
-    usable = usable_examples(dataset, renderer).kept if drop else range(len(dataset))
-    return PromptStream(dataset, renderer, usable, config.run.seed, config.sampling.prompts_per_step)
+    if config.data.overlong == "error":
+        return PromptStream(dataset, renderer, range(len(dataset)), config.run.seed, config.sampling.prompts_per_step)
+    examples = usable_examples(dataset, renderer)
+    return PromptStream(
+        dataset, renderer, examples.kept, config.run.seed, config.sampling.prompts_per_step, len(examples.dropped)
+    )
