@@ -118,9 +118,11 @@ def test_a_missing_key_is_named(plugins: PluginManager) -> None:
     assert refuse(raw, plugins).message == "reward.name is required but not set"
 
 
-def test_a_plugin_that_is_not_selected_must_not_be_configured(plugins: PluginManager) -> None:
-    error = refuse(minimal(data={"sql": {}}), plugins)
-    assert "data.source does not select 'sql'" in error.message
+def test_a_table_that_an_overlay_leaves_behind_is_checked_and_left_out(plugins: PluginManager) -> None:
+    config = validate(minimal(data={"sql": {}, "jsonl": {"size": 2}}), plugins)
+    assert list(config.data.plugin_options) == ["jsonl"]
+    assert "sql" not in resolved_table(config)["data"]
+    assert refuse(minimal(data={"sql": {"tabel": "t"}}), plugins).message == "unknown key data.sql.tabel"
 
 
 def test_the_private_field_cannot_be_set_from_a_file(plugins: PluginManager) -> None:

@@ -107,7 +107,7 @@ def validate(raw: Mapping[str, Any], plugins: PluginManager) -> RunConfig:
                     cast(Table, section), selector, name, plugins
                 )
     for section, chosen in options.items():
-        _refuse_other_tables(table[section], section, plugins)
+        _check_other_tables(table[section], section, plugins)
         table[section]["plugin_options"] = chosen
     return _validated(RunConfig, table, "")
 
@@ -189,16 +189,13 @@ def _plugin_options(section: Table, selector: Selector, name: str, plugins: Plug
     return _validated(entry.options_class(), section.pop(name, {}), f"{selector.section}.{name}")
 
 
-def _refuse_other_tables(section: Table, name: str, plugins: PluginManager) -> None:
-    kinds = [selector for selector in SELECTORS if selector.section == name]
-    for selector in kinds:
-        for other in plugins.of_kind(selector.kind):
-            if other.name in section:
-                raise ConfigError(
-                    f"[{name}.{other.name}] is configured, but {name}.{selector.key} does not select {other.name!r}",
-                    remedy=f"Set {name}.{selector.key} = {other.name!r}, or remove the table.",
-                    code="VIME-CONFIG-006",
-                )
+def _check_other_tables(section: Table, name: str, plugins: PluginManager) -> None:
+    """Tables of plugins that are known but not selected, as an overlay leaves them: checked, then left out."""
+    for selector in SELECTORS:
+        if selector.section == name:
+            for other in plugins.of_kind(selector.kind):
+                if other.name in section:
+                    _plugin_options(section, selector, other.name, plugins)
 
 
 def _plugin_selection(raw: Table) -> PluginSelection:
