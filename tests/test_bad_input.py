@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from command import Ran, no_traceback, vime
 
 

@@ -40,8 +40,8 @@ def make_dies(options: Options) -> RewardFunction:
 
 
 def make_nan(options: Options) -> RewardFunction:
-    return lambda item: float("nan")
+    return lambda _: float("nan")
 
 
 def make_text(options: Options) -> RewardFunction:
-    return lambda item: "one"  # type: ignore[return-value,arg-type]
+    return lambda _: "one"  # type: ignore[return-value,arg-type]
