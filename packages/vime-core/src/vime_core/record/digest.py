@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _TENSOR: Final = b"vime-tensor/1"
 _MERKLE: Final = b"vime-merkle/1"
 _NUMPY_KINDS: Final = "biufc"
-_NAMED_KINDS: Final = ("bfloat16", "float8_")
-"""Types that numpy knows through an extension (kind V); their names are torch's."""
 
 
 def implementation() -> str:
@@ -60,8 +58,7 @@ def array_digest(name: str, array: NDArray[Any]) -> str:
         RecordError: the dtype holds no numbers, or numbers that torch has no name for.
     """
     dtype = _numpy_name(name, array.dtype)
-    native_order = array if array.dtype.kind == "V" else array.astype(array.dtype.newbyteorder("<"), copy=False)
-    flat = np.ascontiguousarray(native_order).reshape(-1)
+    flat = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1)
     return _leaf(name, dtype, array.shape, _hash(flat.view(np.uint8)))
 
 
@@ -94,6 +91,8 @@ def _hash_tensor(tensor: Tensor) -> bytes:
     """The seam for devices: whoever adds a kernel for one answers here with the hash that `hash128` defines."""
     import torch
 
+    if tensor.numel() == 0:
+        return bytes_hash(b"")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return _hash(plain.reshape(-1).view(torch.uint8).numpy())
 
@@ -142,8 +141,7 @@ def _torch_name(name: str, tensor: Tensor) -> str:
 
 
 def _numpy_name(name: str, dtype: np.dtype[Any]) -> str:
-    plain = dtype.kind in _NUMPY_KINDS and dtype.itemsize <= 16 and dtype.name not in ("float128", "longdouble")
-    if not plain and not dtype.name.startswith(_NAMED_KINDS):
+    if dtype.kind not in _NUMPY_KINDS or dtype.char in "gG":  # g and G are the processor's own long double
         raise RecordError(
             f"array {name!r} has dtype {dtype}, which has no defined digest",
             remedy="Convert it to integers, booleans or floats of 8 to 64 bits.",
