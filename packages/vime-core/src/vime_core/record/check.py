@@ -39,7 +39,7 @@ class RecordCheck:
 
 def check_record(record: RunRecord) -> RecordCheck:
     """Recompute the digests of every step from its samples, the roots from their leaves, and count the steps."""
-    findings = [*_manifest_findings(record), *_sequence_findings(record)]
+    findings = [*_start_findings(record), *_sequence_findings(record)]
     samples = 0
     for entry in record.steps:
         try:
@@ -49,6 +49,7 @@ def check_record(record: RunRecord) -> RecordCheck:
             continue
         samples += len(columns["reward"].values)
         findings += [f"step {entry.step}: {finding}" for finding in entry_findings(entry, columns)]
+    findings += _end_findings(record)
     return RecordCheck(tuple(findings), len(record.steps), samples)
 
 
@@ -101,10 +102,14 @@ def _float_findings(entry: StepEntry) -> Iterator[str]:
             yield f"{name} is {text!r}, not a number as float.hex writes it"
 
 
-def _manifest_findings(record: RunRecord) -> Iterator[str]:
+def _start_findings(record: RunRecord) -> Iterator[str]:
     manifest = record.manifest
     if manifest.initial_weights or manifest.model_root:
         yield from _root_finding("manifest: initial weights", manifest.initial_weights, manifest.model_root)
+
+
+def _end_findings(record: RunRecord) -> Iterator[str]:
+    manifest = record.manifest
     if manifest.status == "running":
         return
     if manifest.steps != len(record.steps):

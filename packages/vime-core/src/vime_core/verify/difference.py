@@ -1,0 +1,158 @@
+"""The first difference between two records: its place, its size, and one sentence about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from vime_core.types import SampleKey
+from vime_core.verify.causes import Cause, likely_cause
+from vime_core.verify.verdict import json_number
+
+Stage = Literal[
+    "config",
+    "initial weights",
+    "steps",
+    "evaluation",
+    "prompts",
+    "tokens",
+    "rollout log-probs",
+    "rewards",
+    "advantages",
+    "updates",
+    "train log-probs",
+    "loss",
+    "gradients",
+    "gradient norm",
+    "learning rate",
+    "weights",
+    "optimizer state",
+]
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a run; what does not apply is None. ``token`` counts response tokens from 0."""
+
+    stage: Stage
+    step: int | None = None
+    update: int | None = None
+    sample: SampleKey | None = None
+    token: int | None = None
+    tensor: str | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            None if self.step is None else f"step {self.step}",
+            None if self.update is None else f"update {self.update}",
+            self.stage,
+            None if self.sample is None else f"prompt {self.sample[0]}, sample {self.sample[1]}",
+            None if self.token is None else f"token {self.token}",
+            None if self.tensor is None else f"tensor {self.tensor!r}",
+        ]
+        return ", ".join(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much differs at a stage: ``unequal`` of ``compared`` things of a ``unit``; ulps where floats were stored."""
+
+    unequal: int
+    compared: int
+    unit: str
+    first_ulps: int | None = None
+    largest_ulps: int | None = None
+    largest_difference: float | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.unequal} of {self.compared} {self.unit} differ"
+        if self.largest_ulps is None:
+            return text
+        return f"{text}, at most {distance(self.largest_ulps)} ({self.largest_difference:.3g})"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The first unequal result: place, the two values in words, size, and what kind of fault it points to."""
+
+    place: Place
+    what: str
+    size: Size
+    cause: Cause
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What `vime_core.verify.diff.diff_records` found.
+
+    Args:
+        found: the first unequal result; None when only the configurations differ.
+        inputs_equal: whether all that it was computed from is equal; None when the record cannot tell.
+        config: configuration keys with two values; inputs of the runs.
+        context: versions, environment, hardware and plugins with two values; no inputs, but perhaps the cause.
+    """
+
+    found: Found | None
+    inputs_equal: bool | None
+    config: tuple[str, ...]
+    context: tuple[str, ...]
+
+    @property
+    def place(self) -> Place:
+        """The first unequal place."""
+        return self.found.place if self.found else Place("config")
+
+    @property
+    def sentence(self) -> str:
+        """All of it for a human."""
+        return f"{self._config_part()}{self._found_part()}{self._context_part()}."
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        found = self.found
+        size = {} if found is None else {key: json_number(value) for key, value in asdict(found.size).items()}
+        return {
+            **asdict(self.place),
+            "what": found.what if found else "",
+            **size,
+            "inputs_equal": self.inputs_equal,
+            "cause": likely_cause(found.cause) if found else likely_cause("config"),
+            "config": list(self.config),
+            "context": list(self.context),
+            "sentence": self.sentence,
+        }
+
+    def _config_part(self) -> str:
+        if not self.config:
+            return ""
+        rest = "every recorded result is equal nevertheless" if self.found is None else "the first unequal result: "
+        return f"The configurations differ ({_some(self.config)}), so these are not two runs of the same thing; {rest}"
+
+    def _found_part(self) -> str:
+        if self.found is None:
+            return ""
+        cause = likely_cause("config" if self.config else self.found.cause)
+        text = f"{self.found.place}: {self.found.what} ({self.found.size}); {self._inputs()}; likely cause: {cause}"
+        return text if self.config else text[0].upper() + text[1:]
+
+    def _inputs(self) -> str:
+        if self.inputs_equal is None:
+            return "everything recorded before it is equal, but the initial weights were not recorded on both sides"
+        return "everything before it is equal" if self.inputs_equal else "its inputs were not equal"
+
+    def _context_part(self) -> str:
+        return f"; these differ too, though they are no inputs: {_some(self.context)}" if self.context else ""
+
+
+def distance(ulps: int | None) -> str:
+    """A distance in words; None stands for one that involves NaN."""
+    if ulps is None:
+        return "one of them is not a number"
+    return "1 ulp apart" if ulps == 1 else f"{ulps} ulps apart"
+
+
+def _some(items: Sequence[str]) -> str:
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(items[:_SHOWN]) + more

@@ -1,0 +1,335 @@
+"""Negative controls: one thing is changed in one of two records, and the diff must name it and nothing earlier."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_run, write_run
+
+from vime_core.record.schema import ProcessEntry
+from vime_core.verify.diff import NothingCompared, diff_records
+from vime_core.verify.difference import Difference
+
+BASE = make_run(3, updates=2)
+SAMPLE = BASE[1].samples[2]
+
+
+def compared(tmp_path: Path, steps: list[Step], other: list[Step] | None = None, **changes: Any) -> Difference | None:
+    a = write_run(tmp_path / "a", BASE if other is None else other)
+    return diff_records(a, write_run(tmp_path / "b", steps, **changes))
+
+
+def found(tmp_path: Path, steps: list[Step], **changes: Any) -> dict[str, Any]:
+    difference = compared(tmp_path, steps, **changes)
+    assert difference is not None
+    assert difference.sentence.count(". ") == 0
+    assert difference.sentence.endswith(".")
+    return json.loads(json.dumps(difference.as_json(), allow_nan=False))
+
+
+def change_update(steps: list[Step], step: int, update: int, **changes: Any) -> list[Step]:
+    updates = list(steps[step].updates)
+    updates[update] = replace(updates[update], **changes)
+    return change_step(steps, step, updates=tuple(updates))
+
+
+def with_flip(arrays: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**arrays, name: flip_bit(arrays[name], 0)}
+
+
+def other_token(place: int) -> tuple[int, ...]:
+    tokens = list(SAMPLE.response_tokens)
+    tokens[place] += 1
+    return tuple(tokens)
+
+
+def train_log_probs(place: int) -> tuple[Any, ...]:
+    rows = list(BASE[1].train_log_probs)
+    rows[place] = flip_bit(rows[place], 1)
+    return tuple(rows)
+
+
+KEY = list(SAMPLE.key)
+UPDATE = BASE[1].updates[1]
+CASES: dict[str, tuple[list[Step], dict[str, Any]]] = {
+    "seed": (
+        change_sample(BASE, 1, 2, seed=5),
+        {"stage": "prompts", "sample": KEY, "what": f"seed is {SAMPLE.seed} and 5"},
+    ),
+    "prompt": (
+        change_sample(BASE, 1, 2, prompt_tokens=(1, 9, 3)),
+        {
+            "stage": "prompts",
+            "sample": KEY,
+            "what": "prompt_tokens is (1, 3, 3) and (1, 9, 3)",
+            "unequal": 1,
+            "compared": 4,
+        },
+    ),
+    "dataset": (change_sample(BASE, 1, 2, dataset_index=0), {"stage": "prompts", "what": "dataset_index is 11 and 0"}),
+    "token": (
+        change_sample(BASE, 1, 2, response_tokens=other_token(3)),
+        {"stage": "tokens", "sample": KEY, "token": 3, "unequal": 1, "compared": 4, "unit": "responses"},
+    ),
+    "version": (
+        change_sample(BASE, 1, 2, weight_version=0),
+        {"stage": "tokens", "sample": KEY, "what": "weight_version is 1 and 0"},
+    ),
+    "finish": (change_sample(BASE, 1, 2, finish_reason="abort"), {"stage": "tokens", "sample": KEY}),
+    "text": (
+        change_sample(BASE, 1, 2, response_text="!"),
+        {"stage": "tokens", "what": "response_text is 'é 1 0' and '!'"},
+    ),
+    "rollout": (
+        change_sample(BASE, 1, 2, rollout_log_probs=flip_bit(SAMPLE.rollout_log_probs, 3)),
+        {"stage": "rollout log-probs", "sample": KEY, "token": 3, "first_ulps": 1, "unequal": 1, "compared": 16},
+    ),
+    "reward": (
+        change_sample(BASE, 1, 2, reward=0.5),
+        {"stage": "rewards", "sample": KEY, "largest_difference": 0.5, "unequal": 1, "compared": 4},
+    ),
+    "advantage": (
+        change_step(BASE, 1, advantages=flip_bit(BASE[1].advantages, 2)),
+        {"stage": "advantages", "sample": KEY, "first_ulps": 1},
+    ),
+    "train": (
+        change_step(BASE, 1, train_log_probs=train_log_probs(2)),
+        {"stage": "train log-probs", "update": 1, "sample": KEY, "token": 1, "first_ulps": 1, "compared": 9},
+    ),
+    "loss": (
+        change_update(BASE, 1, 1, loss=0.25),
+        {
+            "stage": "loss",
+            "update": 1,
+            "what": "0.125 and 0.25 (0x1.0000000000000p-3 and 0x1.0000000000000p-2), 8388608 ulps apart",
+        },
+    ),
+    "gradients": (
+        change_update(BASE, 1, 1, gradients=with_flip(UPDATE.gradients, "layers.0.mlp.weight")),
+        {"stage": "gradients", "update": 1, "tensor": "layers.0.mlp.weight", "unequal": 1, "compared": 3},
+    ),
+    "norm": (change_update(BASE, 1, 1, grad_norm=1.25), {"stage": "gradient norm", "update": 1}),
+    "rate": (change_update(BASE, 1, 1, learning_rate=0.5), {"stage": "learning rate", "update": 1}),
+    "weights": (
+        change_step(BASE, 1, weights=with_flip(BASE[1].weights, "norm.weight")),
+        {"stage": "weights", "tensor": "norm.weight", "unequal": 1, "compared": 3},
+    ),
+    "optimizer": (
+        change_step(BASE, 1, optimizer=with_flip(BASE[1].optimizer, "norm.weight.exp_avg")),
+        {"stage": "optimizer state", "tensor": "norm.weight.exp_avg"},
+    ),
+    "evaluation": (
+        change_step(BASE, 1, evaluation={"evaluation/reward": 0.5}),
+        {"stage": "evaluation", "what": "evaluation/reward is None and 0x1.0000000000000p-1"},
+    ),
+    "lost tensor": (
+        change_step(BASE, 1, weights={k: v for k, v in BASE[1].weights.items() if k != "norm.weight"}),
+        {"stage": "weights", "tensor": "norm.weight", "what": "only the first record has it"},
+    ),
+    "order of tensors": (
+        change_step(BASE, 1, weights=dict(reversed(BASE[1].weights.items()))),
+        {"stage": "weights", "tensor": None, "what": "the tensors stand in another order"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_difference_is_named(tmp_path: Path, name: str) -> None:
+    steps, expected = CASES[name]
+    table = found(tmp_path, steps)
+    wanted = {"step": 1, "inputs_equal": True, "config": [], "context": [], **expected}
+    assert {key: table[key] for key in wanted} == wanted
+    assert f"tep 1, {'update 1, ' if 'update' in expected else ''}{expected['stage']}" in table["sentence"]
+    assert "everything before it is equal" in table["sentence"]
+    assert table["cause"] in table["sentence"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_difference_in_an_earlier_step_comes_first(tmp_path: Path, name: str) -> None:
+    steps, _ = CASES[name]
+    table = found(tmp_path, change_step(steps, 0, optimizer=with_flip(BASE[0].optimizer, "norm.weight.exp_avg")))
+    assert (table["step"], table["stage"]) == (0, "optimizer state")
+
+
+def test_equal_records_have_no_difference(tmp_path: Path) -> None:
+    assert compared(tmp_path, BASE) is None
+
+
+def test_a_token_after_equal_log_probs_points_to_the_draw(tmp_path: Path) -> None:
+    table = found(tmp_path, CASES["token"][0])
+    ids = f"the ids are {SAMPLE.response_tokens[3]} and {SAMPLE.response_tokens[3] + 1}"
+    assert table["what"] == f"{ids}, the log-probs of the 3 tokens before it are equal"
+    assert "the draw of this token" in table["cause"]
+
+
+def test_a_token_after_unequal_log_probs_points_to_the_engine(tmp_path: Path) -> None:
+    log_probs = flip_bit(SAMPLE.rollout_log_probs, 1)
+    table = found(tmp_path, change_sample(BASE, 1, 2, response_tokens=other_token(3), rollout_log_probs=log_probs))
+    assert (table["stage"], table["token"]) == ("tokens", 3)
+    assert "the log-probs before it differ already, from token 1 on (1 ulp apart)" in table["what"]
+    assert "the rollout engine's forward" in table["cause"]
+
+
+def test_a_first_token_and_an_early_end(tmp_path: Path) -> None:
+    table = found(tmp_path, change_sample(BASE, 1, 2, response_tokens=other_token(0)))
+    assert "it is the response's first token" in table["what"]
+    shorter = {
+        "response_tokens": SAMPLE.response_tokens[:2],
+        "rollout_log_probs": SAMPLE.rollout_log_probs[:2],
+        "loss_mask": (True, True),
+    }
+    cut = list(BASE[1].train_log_probs)
+    cut[2] = cut[2][:2]
+    ended = change_step(change_sample(BASE, 1, 2, **shorter), 1, train_log_probs=tuple(cut))
+    table = found(tmp_path / "cut", ended)
+    assert (table["stage"], table["token"]) == ("tokens", 2)
+    assert f"the ids are {SAMPLE.response_tokens[2]} and the end" in table["what"]
+
+
+def test_stale_weights_are_named_when_tokens_differ(tmp_path: Path) -> None:
+    table = found(tmp_path, change_sample(BASE, 1, 2, response_tokens=other_token(0), weight_version=0))
+    assert "weight versions are 1 and 0" in table["what"]
+    assert "other weights" in table["cause"]
+
+
+@pytest.mark.parametrize("kept", [(0, 1, 2), (0, 1, 3), (1, 2, 3)])
+def test_a_dropped_sample_is_named(tmp_path: Path, kept: tuple[int, ...]) -> None:
+    step = BASE[1]
+    fewer = change_step(
+        BASE,
+        1,
+        samples=tuple(step.samples[i] for i in kept),
+        advantages=step.advantages[list(kept)],
+        train_log_probs=tuple(step.train_log_probs[i] for i in kept),
+        updates=(replace(step.updates[0], samples=2), replace(step.updates[1], samples=1)),
+    )
+    (lost,) = {0, 1, 2, 3} - set(kept)
+    table = found(tmp_path, fewer)
+    assert (table["step"], table["stage"]) == (1, "prompts")
+    assert table["sample"] == list(step.samples[lost].key)
+    assert table["what"] == "only the first record has it"
+
+
+def test_an_added_sample_is_named(tmp_path: Path) -> None:
+    step = BASE[1]
+    copy = replace(step.samples[3], sample_index=2)
+    more = change_step(
+        BASE,
+        1,
+        samples=(*step.samples, copy),
+        advantages=np.append(step.advantages, np.float32(0)),
+        train_log_probs=(*step.train_log_probs, step.train_log_probs[3]),
+        updates=(step.updates[0], replace(step.updates[1], samples=3)),
+    )
+    table = found(tmp_path, more)
+    assert (table["stage"], table["sample"], table["what"]) == ("prompts", [3, 2], "only the second record has it")
+
+
+def test_minibatches_that_are_split_otherwise(tmp_path: Path) -> None:
+    step = BASE[1]
+    split = change_step(BASE, 1, updates=(replace(step.updates[0], samples=1), replace(step.updates[1], samples=3)))
+    table = found(tmp_path, split)
+    assert (table["stage"], table["update"]) == ("train log-probs", 0)
+    assert table["what"] == "this update trained on other samples"
+    one = change_step(BASE, 1, updates=(replace(step.updates[0], samples=4),))
+    assert found(tmp_path / "one", one)["stage"] == "train log-probs"
+
+
+def test_a_missing_step(tmp_path: Path) -> None:
+    table = found(tmp_path, BASE[:2])
+    assert (table["stage"], table["step"]) == ("steps", 2)
+    assert "3 and 2 steps" in table["what"]
+    table = found(tmp_path / "later", BASE[1:])
+    assert (table["stage"], table["step"]) == ("steps", 0)
+
+
+def test_nan_is_named_with_its_token(tmp_path: Path) -> None:
+    log_probs = SAMPLE.rollout_log_probs.copy()
+    log_probs[1] = np.nan
+    table = found(tmp_path, change_sample(BASE, 1, 2, rollout_log_probs=log_probs))
+    assert (table["stage"], table["token"], table["first_ulps"]) == ("rollout log-probs", 1, None)
+    assert table["largest_difference"] == "nan"
+    assert "one of them is not a number" in table["sentence"]
+
+
+def test_other_initial_weights(tmp_path: Path) -> None:
+    from synthetic import digests, tensors
+
+    from vime_core.record.digest import merkle_root
+
+    other = digests(with_flip(tensors(0), "norm.weight"))
+    table = found(tmp_path, CASES["token"][0], initial_weights=other, model_root=merkle_root(other))
+    assert (table["stage"], table["step"], table["tensor"]) == ("initial weights", None, "norm.weight")
+    assert table["sentence"].startswith("Initial weights, tensor 'norm.weight'")
+
+
+def test_unknown_initial_weights_are_said(tmp_path: Path) -> None:
+    table = found(tmp_path, CASES["token"][0], initial_weights={}, model_root="")
+    assert table["inputs_equal"] is None
+    assert "the initial weights were not recorded on both sides" in table["sentence"]
+
+
+OTHER_CONFIG = {**CONFIG, "trainer": {**CONFIG["trainer"], "lr": 2e-3}}
+
+
+def test_other_configurations_come_first_in_the_sentence(tmp_path: Path) -> None:
+    table = found(tmp_path, CASES["weights"][0], config=OTHER_CONFIG)
+    assert table["config"] == ["trainer.lr: 0.001 against 0.002"]
+    assert table["inputs_equal"] is False
+    assert (table["step"], table["stage"]) == (1, "weights")
+    assert table["sentence"].startswith(
+        "The configurations differ (trainer.lr: 0.001 against 0.002), so these are not two"
+    )
+    assert "the first unequal result: step 1, weights" in table["sentence"]
+    table = found(tmp_path / "equal", BASE, config=OTHER_CONFIG)
+    assert table["stage"] == "config"
+    assert "every recorded result is equal nevertheless" in table["sentence"]
+
+
+def test_names_and_paths_of_a_run_are_no_inputs(tmp_path: Path) -> None:
+    moved = {**CONFIG, "run": {**CONFIG["run"], "name": "other", "output": "elsewhere"}}
+    assert compared(tmp_path, BASE, config=moved) is None
+    seeded = {**CONFIG, "run": {**CONFIG["run"], "seed": 8}}
+    assert found(tmp_path / "seed", BASE, config=seeded)["config"] == ["run.seed: 7 against 8"]
+
+
+@pytest.mark.parametrize("field", ["policy", "contract"])
+def test_policy_and_contract_are_inputs(tmp_path: Path, field: str) -> None:
+    assert found(tmp_path, BASE, **{field: "another/v1"})["stage"] == "config"
+
+
+def test_environment_and_versions_are_context(tmp_path: Path) -> None:
+    process = ProcessEntry(
+        role="trainer", rank=0, pid=1, environment={"OMP": "1"}, settings={}, versions={"torch": "2"}, hardware={}
+    )
+    steps = CASES["gradients"][0]
+    a = write_run(tmp_path / "a", BASE, processes=(process,))
+    other = process.model_copy(update={"environment": {"OMP": "2"}, "pid": 99})
+    difference = diff_records(a, write_run(tmp_path / "b", steps, processes=(other,), vime_version="0.2.0"))
+    assert difference is not None
+    assert difference.context == ("trainer 0: environment.OMP: '1' against '2'", "vime: '0.1.0' against '0.2.0'")
+    assert "these differ too, though they are no inputs: trainer 0: environment.OMP" in difference.sentence
+    assert difference.inputs_equal is True
+    assert diff_records(a, write_run(tmp_path / "c", BASE, processes=(other,))) is None
+
+
+def test_records_without_steps_compare_nothing(tmp_path: Path) -> None:
+    with pytest.raises(NothingCompared, match="nothing could be compared") as caught:
+        compared(tmp_path, [], [])
+    assert caught.value.exit_code == 3
+
+
+def test_a_digest_that_its_samples_do_not_explain(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", BASE)
+    b = write_run(tmp_path / "b", BASE)
+    path = b.directory / "steps.jsonl"
+    path.write_text(path.read_text().replace(b.steps[1].rewards, "0" * 64))
+    difference = diff_records(a, type(b).open(b.directory))
+    assert difference is not None
+    assert "the digests differ, the stored samples don't" in difference.sentence
+    assert "damaged or edited" in difference.sentence
