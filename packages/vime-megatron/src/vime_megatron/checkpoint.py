@@ -116,8 +116,7 @@ def load_checkpoint(directory: Path, optimization: Optimization, who: Identity) 
     with cuda_bridge():
         loaded: Any = dist_checkpointing.load(_state(optimization, loading=True), str(directory / TENSORS))
     optimization.model.module.load_state_dict(loaded["model"], strict=True)
-    optimization.load_state_dict(loaded["optimizer"])
-    optimization.scheduler.load_state_dict(loaded["scheduler"])
+    optimization.load_state_dict(loaded["optimizer"], loaded["scheduler"])
     restore_rng(marker.rng)
 
 

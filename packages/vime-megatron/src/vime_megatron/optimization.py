@@ -72,19 +72,21 @@ class Optimization:
             for key, label in (("param", "master"), *((moment, moment) for moment in MOMENTS)):
                 yield f"{name}.{label}", held[key].detach().view(parameter.shape)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what Megatron's ``sharded_state_dict`` described.
+    def load_state_dict(self, state: Mapping[str, Any], scheduler: Mapping[str, Any]) -> None:
+        """Load what Megatron's ``sharded_state_dict`` described, and the scheduler's state.
 
         Megatron keeps the count of updates in the parameter groups of a checkpoint and leaves torch's AdamW, which
         counts in one tensor a parameter, at the count that it had before loading.
         """
-        with cuda_bridge():
+        with cuda_bridge(), torch.no_grad():  # fp32 masters are views of weights that require gradients
             self.optimizer.load_state_dict(state)
         adam = self._inner.optimizer
         for group in adam.param_groups if isinstance(adam, torch.optim.AdamW) else ():
             updates = float(group.pop("step"))
             for master in group["params"]:
                 adam.state[master]["step"] = torch.tensor(updates, device=master.device)
+        self.scheduler.num_steps = 0  # Megatron adds the loaded count to its own
+        self.scheduler.load_state_dict(dict(scheduler))
 
     @property
     def _inner(self) -> Any:

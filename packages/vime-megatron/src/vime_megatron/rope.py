@@ -48,8 +48,9 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
     given = cast("Mapping[str, Any]", config.get("rope_parameters") or old)
     theta = given.get("rope_theta")
     kind = given.get("rope_type") or given.get("type") or "default"
-    if float(given.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)) != 1.0:
-        raise _unsupported("partial_rotary_factor", given.get("partial_rotary_factor"))
+    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise _unsupported("partial_rotary_factor", partial)
     return Rope(DEFAULT_THETA if theta is None else float(theta), _scaling(str(kind), given))
 
 

@@ -70,10 +70,16 @@ def _load(gguf: Path) -> tuple[Any, Any]:
 def _verify(wanted: Mapping[str, Tensor], output: Path, *, tied: bool) -> None:
     written = read_model_directory(output).load()
     absent = set(wanted) - set(written) - ({"lm_head.weight"} if tied else set[str]())
-    unequal = [name for name, tensor in written.items() if name not in wanted or not torch.equal(tensor, wanted[name])]
+    unequal = [name for name, tensor in written.items() if name not in wanted or not _same_bits(tensor, wanted[name])]
     if absent or unequal:
         raise ConfigError(
             f"{str(output)!r} was written, but reads back differently: {sorted(absent) + unequal}",
             remedy="Check the disk, remove the directory and convert again.",
             code="VIME-CONFIG-050",
         )
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    return torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8))

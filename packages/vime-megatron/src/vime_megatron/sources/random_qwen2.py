@@ -39,8 +39,8 @@ class RandomQwen2Options(Options):
 
     seed: NonNegativeInt = 0
     layers: PositiveInt = 3
-    hidden: PositiveInt = Field(128, description="Width of the residual stream; a multiple of heads.")
-    intermediate: PositiveInt = 256
+    hidden: PositiveInt = Field(256, description="Width of the residual stream; a multiple of heads.")
+    intermediate: PositiveInt = 512
     heads: PositiveInt = 4
     key_value_heads: PositiveInt = Field(2, description="Divides heads.")
     vocabulary: int = Field(512, ge=BYTES + len(SPECIAL_TOKENS), le=BYTES + len(SPECIAL_TOKENS) + 26 * 26)
