@@ -18,6 +18,7 @@ from vime_core.types import Completion, Float32Array, ProcessReport, SampleReque
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vime_core.alignment import Alignment
     from vime_core.config.schema import RunConfig
     from vime_core.determinism.policy import DeterminismPolicy
     from vime_core.rl.losses import TokenBatch, TokenLoss
@@ -45,6 +46,7 @@ class TrainerContext:
     options: BaseModel
     policy: DeterminismPolicy
     model_directory: Path
+    alignment: Alignment | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class RolloutContext:
     options: BaseModel
     policy: DeterminismPolicy
     model_directory: Path
+    alignment: Alignment | None = None
 
 
 class Trainer(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from vime_core.alignment import Alignment
 from vime_core.backends import Rollout, RolloutContext, Trainer, TrainerContext
 from vime_core.config.schema import RunConfig
 from vime_core.determinism.environment import apply, role_environment
@@ -20,9 +21,9 @@ class Launcher(Protocol):
         """Set the driver's environment; called before anything heavy is imported."""
         ...
 
-    def rollout(self, model_directory: Path) -> Rollout: ...
+    def rollout(self, model_directory: Path, alignment: Alignment | None) -> Rollout: ...
 
-    def trainer(self, model_directory: Path) -> Trainer: ...
+    def trainer(self, model_directory: Path, alignment: Alignment | None) -> Trainer: ...
 
 
 class InlineLauncher:
@@ -37,14 +38,14 @@ class InlineLauncher:
         for role in ("driver", "trainer"):
             apply(role_environment(self._config, self._policy, role))
 
-    def rollout(self, model_directory: Path) -> Rollout:
+    def rollout(self, model_directory: Path, alignment: Alignment | None) -> Rollout:
         name = self._config.rollout.backend
         entry = self._plugins.find(RolloutEngine, name, field_name="rollout.backend")
         options = self._config.options("rollout", name)
-        return entry.load()(RolloutContext(self._config, options, self._policy, model_directory))
+        return entry.load()(RolloutContext(self._config, options, self._policy, model_directory, alignment))
 
-    def trainer(self, model_directory: Path) -> Trainer:
+    def trainer(self, model_directory: Path, alignment: Alignment | None) -> Trainer:
         name = self._config.trainer.backend
         entry = self._plugins.find(TrainerBackend, name, field_name="trainer.backend")
         options = self._config.options("trainer", name)
-        return entry.load()(TrainerContext(self._config, options, self._policy, model_directory))
+        return entry.load()(TrainerContext(self._config, options, self._policy, model_directory, alignment))

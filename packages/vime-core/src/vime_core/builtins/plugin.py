@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from vime_core.plugins.markers import hookimpl
 from vime_core.plugins.types import (
     AdvantageEstimator,
+    ContractEntry,
     DatasetSource,
     DeterminismPolicyEntry,
     LauncherEntry,
@@ -98,6 +99,11 @@ def vime_determinism_policies() -> Iterable[DeterminismPolicyEntry]:
     yield DeterminismPolicyEntry(
         "reproducible", "The same run twice gives the same bits.", "vime_core.determinism.policy:REPRODUCIBLE"
     )
+
+
+@hookimpl
+def vime_contracts() -> Iterable[ContractEntry]:
+    yield ContractEntry("dense/v1", "Dense decoders: Qwen2, Qwen3, Llama.", "vime_core.numerics.contract:DENSE_V1")
 
 
 @hookimpl

@@ -34,63 +34,67 @@ class PluginSection(Section):
 class RunSection(Section):
     """What a run is called, how long it is, and what it promises."""
 
-    name: str = Field("run", description="For people; it decides no bit.")
-    seed: NonNegativeInt = Field(0, description="Decides prompt order and the seed of each sample.")
-    steps: PositiveInt = Field(1, description="Rollout steps; each holds algorithm.updates_per_rollout train steps.")
-    output: Path = Field(Path("runs/run"), description="Directory of the run record; must not exist.")
-    policy: str = Field("reproducible", description="Determinism policy plugin: what the run promises.")
-    launcher: str = Field("inline", description="Launcher plugin: where ranks and engines run.")
-    sinks: tuple[str, ...] = Field(("console", "jsonl"), description="Metric sink plugins.")
-    checkpoint_every: NonNegativeInt = Field(0, description="Steps between checkpoints; 0: none.")
-    cache: Path = Field(Path("~/.cache/vime"), description="Where model sources keep what they made.")
+    name: str = Field(default="run", description="For people; it decides no bit.")
+    seed: NonNegativeInt = Field(default=0, description="Decides prompt order and the seed of each sample.")
+    steps: PositiveInt = Field(
+        default=1, description="Rollout steps; each holds algorithm.updates_per_rollout train steps."
+    )
+    output: Path = Field(default=Path("runs/run"), description="Directory of the run record; must not exist.")
+    policy: str = Field(default="reproducible", description="Determinism policy plugin: what the run promises.")
+    launcher: str = Field(default="inline", description="Launcher plugin: where ranks and engines run.")
+    sinks: tuple[str, ...] = Field(default=("console", "jsonl"), description="Metric sink plugins.")
+    checkpoint_every: NonNegativeInt = Field(default=0, description="Steps between checkpoints; 0: none.")
+    cache: Path = Field(default=Path("~/.cache/vime"), description="Where model sources keep what they made.")
 
 
 class ModelSection(PluginSection):
     """Where the model comes from."""
 
-    source: str = Field("directory", description="Model source plugin; its table says which model.")
+    source: str = Field(default="directory", description="Model source plugin; its table says which model.")
 
 
 class DataSection(PluginSection):
     """Where prompts come from."""
 
     source: str = Field(description="Dataset source plugin.")
-    system_prompt: str = Field("", description="Put before each conversation; empty: none.")
-    overlong: Literal["error", "drop"] = Field("error", description="A prompt that does not fit the context.")
+    system_prompt: str = Field(default="", description="Put before each conversation; empty: none.")
+    overlong: Literal["error", "drop"] = Field(default="error", description="A prompt that does not fit the context.")
 
 
 class EvaluationSection(PluginSection):
     """How the policy is evaluated during a run."""
 
-    every: NonNegativeInt = Field(0, description="Steps between evaluations; 0: none. Step 0 is included.")
-    source: str = Field("", description="Dataset source plugin; empty: the training source.")
-    prompts: PositiveInt = Field(32, description="The first so many of the dataset.")
-    max_tokens: PositiveInt = Field(128, description="Longest response.")
-    temperature: NonNegativeFloat = Field(0.0, description="0: greedy.")
+    every: NonNegativeInt = Field(default=0, description="Steps between evaluations; 0: none. Step 0 is included.")
+    source: str = Field(default="", description="Dataset source plugin; empty: the training source.")
+    prompts: PositiveInt = Field(default=32, description="The first so many of the dataset.")
+    max_tokens: PositiveInt = Field(default=128, description="Longest response.")
+    temperature: NonNegativeFloat = Field(default=0.0, description="0: greedy.")
 
 
 class RewardSection(PluginSection):
     """How responses are scored."""
 
     name: str = Field(description="Reward plugin.")
-    timeout_s: PositiveFloat = Field(30.0, description="Longest time for one response; then the run ends.")
+    timeout_s: PositiveFloat = Field(default=30.0, description="Longest time for one response; then the run ends.")
     timeout_reward: float | None = Field(
-        None, allow_inf_nan=False, description="What a response scores that took too long; None: that is an error."
+        default=None,
+        allow_inf_nan=False,
+        description="What a response scores that took too long; None: that is an error.",
     )
-    workers: PositiveInt = Field(1, description="Processes that score.")
+    workers: PositiveInt = Field(default=1, description="Processes that score.")
 
 
 class AlgorithmSection(PluginSection):
     """How samples become gradients."""
 
-    advantage: str = Field("grpo", description="Advantage estimator plugin.")
-    loss: str = Field("ppo-clip", description="Loss plugin.")
-    reduction: Literal["token", "sample"] = Field(
-        "token", description="What counts alike: tokens or samples."
+    advantage: str = Field(default="grpo", description="Advantage estimator plugin.")
+    loss: str = Field(default="ppo-clip", description="Loss plugin.")
+    reduction: Literal["token", "sample"] = Field(default="token", description="What counts alike: tokens or samples.")
+    updates_per_rollout: PositiveInt = Field(
+        default=1, description="Optimizer steps that share the samples of a rollout step."
     )
-    updates_per_rollout: PositiveInt = Field(1, description="Optimizer steps that share the samples of a rollout step.")
     old_log_probs: Literal["reuse", "recompute", "rollout"] = Field(
-        "reuse",
+        default="reuse",
         description="reuse the training forward (one update a rollout), recompute before training, or the rollout's.",
     )
 
@@ -107,45 +111,62 @@ class AlgorithmSection(PluginSection):
 class SamplingSection(Section):
     """How responses are sampled in training."""
 
-    prompts_per_step: PositiveInt = Field(8, description="Prompts of a rollout step.")
-    samples_per_prompt: PositiveInt = Field(4, description="Responses to each prompt: its group.")
-    max_tokens: PositiveInt = Field(128, description="Longest response.")
-    temperature: NonNegativeFloat = Field(1.0, description="Of sampling and of the trainer's log-probs alike.")
-    top_p: Probability = Field(1.0, description="1: off.")
-    top_k: NonNegativeInt = Field(0, description="0: off.")
-    stop_token_ids: tuple[int, ...] = Field((), description="Tokens that end a response, besides the model's own.")
+    prompts_per_step: PositiveInt = Field(default=8, description="Prompts of a rollout step.")
+    samples_per_prompt: PositiveInt = Field(default=4, description="Responses to each prompt: its group.")
+    max_tokens: PositiveInt = Field(default=128, description="Longest response.")
+    temperature: NonNegativeFloat = Field(default=1.0, description="Of sampling and of the trainer's log-probs alike.")
+    top_p: Probability = Field(default=1.0, description="1: off.")
+    top_k: NonNegativeInt = Field(default=0, description="0: off.")
+    stop_token_ids: tuple[int, ...] = Field(
+        default=(), description="Tokens that end a response, besides the model's own."
+    )
 
 
 class RolloutSection(PluginSection):
     """The engine that generates."""
 
-    backend: str = Field("vllm", description="Rollout plugin.")
-    context_length: PositiveInt = Field(1024, description="Prompt and response tokens of one sequence.")
-    timeout_s: PositiveFloat = Field(600.0, description="Longest wait for one call of the engine.")
-    threads: PositiveInt | None = Field(None, description="CPU threads of an engine; None: as the machine says.")
+    backend: str = Field(default="vllm", description="Rollout plugin.")
+    context_length: PositiveInt = Field(default=1024, description="Prompt and response tokens of one sequence.")
+    timeout_s: PositiveFloat = Field(default=600.0, description="Longest wait for one call of the engine.")
+    threads: PositiveInt | None = Field(
+        default=None, description="CPU threads of an engine; None: as the machine says."
+    )
 
 
 class TrainerSection(PluginSection):
     """The trainer and its optimizer."""
 
-    backend: str = Field("megatron", description="Trainer plugin.")
-    dtype: Literal["bf16", "fp32"] = Field("bf16", description="Of weights and engine; masters and moments are fp32.")
-    lr: NonNegativeFloat = Field(1e-6, description="Learning rate after warm-up, constant.")
-    betas: tuple[Probability, Probability] = Field((0.9, 0.98), description="Of Adam.")
-    eps: PositiveFloat = Field(1e-8, description="Of Adam.")
-    weight_decay: NonNegativeFloat = Field(0.1, description="Decoupled.")
-    clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no clipping.")
-    warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up.")
-    token_budget: PositiveInt = Field(9216, description="Most tokens of one packed microbatch.")
-    threads: PositiveInt | None = Field(None, description="CPU threads of a trainer rank; None: as the machine says.")
+    backend: str = Field(default="megatron", description="Trainer plugin.")
+    dtype: Literal["bf16", "fp32"] = Field(
+        default="bf16", description="Of weights and engine; masters and moments are fp32."
+    )
+    lr: NonNegativeFloat = Field(default=1e-6, description="Learning rate after warm-up, constant.")
+    betas: tuple[Probability, Probability] = Field(default=(0.9, 0.98), description="Of Adam.")
+    eps: PositiveFloat = Field(default=1e-8, description="Of Adam.")
+    weight_decay: NonNegativeFloat = Field(default=0.1, description="Decoupled.")
+    clip_grad: NonNegativeFloat = Field(default=1.0, description="Largest gradient norm; 0: no clipping.")
+    warmup_steps: NonNegativeInt = Field(default=0, description="Optimizer steps of linear warm-up.")
+    token_budget: PositiveInt = Field(default=9216, description="Most tokens of one packed microbatch.")
+    threads: PositiveInt | None = Field(
+        default=None, description="CPU threads of a trainer rank; None: as the machine says."
+    )
+
+
+class AlignmentSection(Section):
+    """Whether trainer and engine compute the same operations, bit for bit."""
+
+    contract: str = Field(
+        default="", description="Alignment contract plugin, such as dense/v1; empty: none is promised."
+    )
+    provider: str = Field(default="cpu", description="Implementation of the contract's operations: cpu or reference.")
 
 
 class PluginsSection(Section):
     """Which plugins a run may use."""
 
-    allow: tuple[str, ...] | None = Field(None, description="Only these installed plugins load; None: all.")
-    disable: tuple[str, ...] = Field((), description="These installed plugins do not load.")
-    modules: tuple[str, ...] = Field((), description="Extra modules that load as plugins.")
+    allow: tuple[str, ...] | None = Field(default=None, description="Only these installed plugins load; None: all.")
+    disable: tuple[str, ...] = Field(default=(), description="These installed plugins do not load.")
+    modules: tuple[str, ...] = Field(default=(), description="Extra modules that load as plugins.")
 
 
 class RunConfig(Section):
@@ -160,6 +181,7 @@ class RunConfig(Section):
     sampling: SamplingSection = Field(default_factory=SamplingSection)
     rollout: RolloutSection = Field(default_factory=RolloutSection)
     trainer: TrainerSection = Field(default_factory=TrainerSection)
+    alignment: AlignmentSection = Field(default_factory=AlignmentSection)
     plugins: PluginsSection = Field(default_factory=PluginsSection)
 
     @model_validator(mode="after")

@@ -23,15 +23,20 @@ def model_directory(config: RunConfig, plugins: PluginManager) -> Path:
 
 def require_structure(directory: Path, backend: str, plugins: PluginManager) -> None:
     """Raise ConfigError when no plugin registered the model's ``model_type`` for the trainer backend."""
-    model_type = read_model_config(directory).get("model_type")
+    found = model_type(directory)
     known = [s.name for s in plugins.of_kind(ModelStructure) if s.backend == backend]
-    if model_type not in known:
+    if found not in known:
         raise ConfigError(
-            f"model {str(directory)!r} has model_type {model_type!r}, and no plugin registers that structure for"
+            f"model {str(directory)!r} has model_type {found!r}, and no plugin registers that structure for"
             f" trainer.backend = {backend!r}. Known: {', '.join(known) or 'none'}",
             remedy="Install a plugin that registers the structure (hook vime_model_structures), or take another model.",
             code="VIME-CONFIG-011",
         )
+
+
+def model_type(directory: Path) -> str:
+    """The HF ``model_type`` of a model directory; empty when its configuration names none."""
+    return str(read_model_config(directory).get("model_type", ""))
 
 
 def read_model_config(directory: Path) -> dict[str, Any]:

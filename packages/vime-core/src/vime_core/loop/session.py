@@ -8,13 +8,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 
 from vime_core import __version__
+from vime_core.alignment import Alignment, choose_alignment, require_same_contract
 from vime_core.backends import Rollout, Trainer
 from vime_core.config.load import resolved_table
 from vime_core.config.schema import RunConfig
 from vime_core.data.template import Tokenizer, load_tokenizer
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.loop.algorithm import Algorithm, load_algorithm
-from vime_core.loop.model import model_directory
+from vime_core.loop.model import model_directory, model_type
 from vime_core.loop.prompts import PromptStream
 from vime_core.loop.scoring import Scorer, open_scorer
 from vime_core.loop.streams import evaluation_stream, training_stream
@@ -60,17 +61,18 @@ def open_session(config: RunConfig, policy: DeterminismPolicy, plugins: PluginMa
     plugins.hook.vime_before_run(config=config)
     with ExitStack() as stack:
         model = model_directory(config, plugins)
+        alignment = choose_alignment(config, plugins, model_type(model))
         tokenizer = load_tokenizer(model)
         prompts = training_stream(config, plugins, tokenizer)
         evaluation = evaluation_stream(config, plugins, tokenizer)
         algorithm = load_algorithm(config, plugins)
         scorer = stack.enter_context(open_scorer(config, plugins))
         writer = stack.enter_context(RecordWriter.create(config.run.output, _manifest(config, policy, plugins)))
-        rollout = launcher.rollout(model)
+        rollout = launcher.rollout(model, alignment)
         stack.callback(rollout.close)
-        trainer = launcher.trainer(model)
+        trainer = launcher.trainer(model, alignment)
         stack.callback(trainer.close)
-        _record_start(writer, trainer, rollout)
+        _record_start(writer, trainer, rollout, alignment)
         sinks = _sinks(config, plugins, stack)
         yield Session(
             config, plugins, tokenizer, prompts, evaluation, scorer, algorithm, rollout, trainer, writer, sinks
@@ -99,14 +101,16 @@ def _platform() -> Mapping[str, str]:
     }
 
 
-def _record_start(writer: RecordWriter, trainer: Trainer, rollout: Rollout) -> None:
+def _record_start(writer: RecordWriter, trainer: Trainer, rollout: Rollout, alignment: Alignment | None) -> None:
+    reports = [*trainer.processes(), *rollout.processes()]
+    require_same_contract(alignment, reports)
     initial = digest_tensors(trainer.weights())
     require_equal_weights(initial, rollout.weight_digests(), 0)
-    reports = [*trainer.processes(), *rollout.processes()]
     writer.update_manifest(
         processes=tuple(ProcessEntry(**asdict(report)) for report in reports),
         initial_weights=initial,
         model_root=merkle_root(initial),
+        contract="" if alignment is None else alignment.contract.to_json(),
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from vime_core.plugins.markers import hookimpl
 from vime_core.plugins.types import (
     AdvantageEstimator,
+    AlignedSide,
     AlignmentCheck,
     Command,
+    ContractEntry,
     DatasetSource,
     DeterminismPolicyEntry,
     LauncherEntry,
@@ -22,8 +24,10 @@ from vime_core.plugins.types import (
 
 __all__ = [
     "AdvantageEstimator",
+    "AlignedSide",
     "AlignmentCheck",
     "Command",
+    "ContractEntry",
     "DatasetSource",
     "DeterminismPolicyEntry",
     "LauncherEntry",

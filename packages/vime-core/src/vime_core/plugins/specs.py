@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from vime_core.plugins.markers import hookspec
 from vime_core.plugins.types import (
     AdvantageEstimator,
+    AlignedSide,
     AlignmentCheck,
     Command,
+    ContractEntry,
     DatasetSource,
     DeterminismPolicyEntry,
     LauncherEntry,
@@ -97,6 +99,35 @@ class RegistrationSpecs:
             >>> @hookimpl
             ... def vime_determinism_policies():
             ...     yield DeterminismPolicyEntry("site", "Our cluster's rules.", "site_policy:POLICY")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_contracts(self) -> Iterable[ContractEntry]:
+        """Alignment contracts: the frozen lists of operations that both sides of a run call.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_contracts():
+            ...     yield ContractEntry("gemma9/v1", "Gemma 9.", "gemma9.contract:GEMMA9_V1")
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_aligned_sides(self) -> Iterable[AlignedSide]:
+        """How a backend keeps a contract for some structures: one entry for the trainer, one for the engine.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_aligned_sides():
+            ...     yield AlignedSide(
+            ...         "gemma9/v1 vllm", "Gemma 9 in vLLM.", "gemma9.vllm:Gemma9",
+            ...         backend="vllm", contract="gemma9/v1", structures=("gemma9",),
+            ...     )
         """
         raise NotImplementedError
 

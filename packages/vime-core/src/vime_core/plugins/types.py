@@ -101,6 +101,30 @@ class DeterminismPolicyEntry(Registration):
 
 
 @dataclass(frozen=True)
+class ContractEntry(Registration):
+    """``target`` is a `vime_core.numerics.contract.Contract`; ``name`` is its id, such as ``dense/v1``."""
+
+    kind: ClassVar[str] = "contract"
+
+
+@dataclass(frozen=True)
+class AlignedSide(Registration):
+    """How one backend keeps one contract for some structures; ``target`` is what that backend asks for.
+
+    Args:
+        backend: name of the trainer or rollout plugin.
+        contract: id of the contract.
+        structures: HF ``model_type`` names that it covers.
+    """
+
+    backend: str = ""
+    contract: str = ""
+    structures: tuple[str, ...] = ()
+
+    kind: ClassVar[str] = "aligned side"
+
+
+@dataclass(frozen=True)
 class AlignmentCheck(Registration):
     """``target`` is a check that ``vime verify`` runs by this name."""
 

@@ -1,0 +1,8 @@
+"""Alignment: one contract, chosen once, handed to both sides, and read back from both."""
+
+from __future__ import annotations
+
+from vime_core.alignment.choice import Alignment, choose_alignment
+from vime_core.alignment.readback import CONTRACT_SETTINGS, require_same_contract
+
+__all__ = ["CONTRACT_SETTINGS", "Alignment", "choose_alignment", "require_same_contract"]

@@ -1,0 +1,60 @@
+"""Which contract a run keeps, and what of each backend keeps it. Decided before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vime_core.config.schema import RunConfig
+from vime_core.errors import PolicyError
+from vime_core.plugins.manager import PluginManager
+from vime_core.plugins.types import AlignedSide, ContractEntry
+
+if TYPE_CHECKING:
+    from vime_core.numerics.contract import Contract
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A contract with the provider of its operations and the two sides, as import targets (``"module:attribute"``).
+
+    Plain data but for the contract itself, which has a canonical JSON form: it travels to the engine's processes.
+    """
+
+    contract: Contract
+    provider: str
+    trainer_side: str
+    rollout_side: str
+
+
+def choose_alignment(config: RunConfig, plugins: PluginManager, model_type: str) -> Alignment | None:
+    """The alignment that the configuration asks for; None when it asks for none.
+
+    Raises:
+        PluginError: the contract is not registered.
+        PolicyError: a backend has no side for the contract and the model's structure.
+    """
+    name = config.alignment.contract
+    if not name:
+        return None
+    entry = plugins.find(ContractEntry, name, field_name="alignment.contract")
+    return Alignment(
+        contract=entry.load(),
+        provider=config.alignment.provider,
+        trainer_side=_side(plugins, name, config.trainer.backend, model_type),
+        rollout_side=_side(plugins, name, config.rollout.backend, model_type),
+    )
+
+
+def _side(plugins: PluginManager, contract: str, backend: str, model_type: str) -> str:
+    of_backend = [s for s in plugins.of_kind(AlignedSide) if (s.backend, s.contract) == (backend, contract)]
+    for side in of_backend:
+        if model_type in side.structures:
+            return side.target
+    covered = sorted({structure for side in of_backend for structure in side.structures})
+    raise PolicyError(
+        f"alignment.contract = {contract!r}: backend {backend!r} does not keep it for model_type {model_type!r}."
+        f" Covered there: {', '.join(covered) or 'none'}",
+        remedy="Take another model or contract, or install a plugin that registers the side (vime_aligned_sides).",
+        code="VIME-ALIGN-003",
+    )

@@ -1,0 +1,43 @@
+"""What the processes of both sides really installed must be one contract, one provider, one digest of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from vime_core.alignment.choice import Alignment
+from vime_core.errors import ContractViolation
+from vime_core.types import ProcessReport
+
+CONTRACT_SETTINGS: Final = ("contract", "contract_digest", "provider", "provider_digest")
+"""Settings that every computing process of an aligned run reports, read back from what it installed."""
+
+
+def require_same_contract(alignment: Alignment | None, reports: Iterable[ProcessReport]) -> None:
+    """Compare what trainer and engine processes report with the contract and with each other.
+
+    Raises:
+        ContractViolation: a side reports nothing, another contract, or another digest; or nothing was compared.
+    """
+    if alignment is None:
+        return
+    holders = [report for report in reports if report.role != "driver" and "contract" in report.settings]
+    for role in ("trainer", "rollout"):
+        if not any(report.role == role for report in holders):
+            raise _violation(f"no process of the {role} reports a contract", alignment)
+    wanted = {"contract": alignment.contract.id, "contract_digest": alignment.contract.digest}
+    wanted["provider"] = alignment.provider
+    wanted["provider_digest"] = str(holders[0].settings.get("provider_digest", ""))
+    for report in holders:
+        for name, value in wanted.items():
+            if not value or report.settings.get(name) != value:
+                found = report.settings.get(name)
+                raise _violation(f"{report.role} {report.rank} has {name} = {found!r}, expected {value!r}", alignment)
+
+
+def _violation(what: str, alignment: Alignment) -> ContractViolation:
+    return ContractViolation(
+        f"contract {alignment.contract.id} does not hold: {what}",
+        remedy="Both sides must run the same build of vime and of the provider; see `vime doctor` on each machine.",
+        code="VIME-ALIGN-004",
+    )
