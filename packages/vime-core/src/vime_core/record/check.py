@@ -116,6 +116,8 @@ def _end_findings(record: RunRecord) -> Iterator[str]:
         yield f"{STEPS}: the manifest counts {manifest.steps} steps, {len(record.steps)} are there"
     elif manifest.steps_digest != record.steps_digest:
         yield f"{STEPS}: its digest is not the one in the manifest"
+    if manifest.status == "complete":
+        yield from _stray_files(record)
 
 
 def _sequence_findings(record: RunRecord) -> Iterator[str]:
@@ -123,11 +125,13 @@ def _sequence_findings(record: RunRecord) -> Iterator[str]:
     for before, number in pairwise(numbers):
         if number != before + 1:
             yield f"step {before} is followed by step {number}"
-    if record.manifest.status == "complete":
-        expected = {samples_path(record.directory, number).name for number in numbers}
-        for path in sorted((record.directory / SAMPLES).glob("*")):
-            if path.name not in expected:
-                yield f"{SAMPLES}/{path.name} belongs to no step"
+
+
+def _stray_files(record: RunRecord) -> Iterator[str]:
+    expected = {samples_path(record.directory, entry.step).name for entry in record.steps}
+    for path in sorted((record.directory / SAMPLES).glob("*")):
+        if path.name not in expected:
+            yield f"{SAMPLES}/{path.name} belongs to no step"
 
 
 def _spoken(stage: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from vime_core.types import SampleKey
 from vime_core.verify.causes import Cause, likely_cause
@@ -29,7 +29,8 @@ Stage = Literal[
     "weights",
     "optimizer state",
 ]
-_SHOWN = 3
+_SHOWN: Final = 3
+_COUNTED: Final = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,13 @@ class Size:
     largest_difference: float | None = None
 
     def __str__(self) -> str:
+        if self.compared == 1:
+            return ""
         text = f"{self.unequal} of {self.compared} {self.unit} differ"
         if self.largest_ulps is None:
             return text
-        return f"{text}, at most {distance(self.largest_ulps)} ({self.largest_difference:.3g})"
+        size = "" if self.largest_ulps > _COUNTED else f", at most {distance(self.largest_ulps)}"
+        return f"{text}{size}, by at most {self.largest_difference:.3g}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,8 @@ class Difference:
         if self.found is None:
             return ""
         cause = likely_cause("config" if self.config else self.found.cause)
-        text = f"{self.found.place}: {self.found.what} ({self.found.size}); {self._inputs()}; likely cause: {cause}"
+        size = f" ({self.found.size})" if str(self.found.size) else ""
+        text = f"{self.found.place}: {self.found.what}{size}; {self._inputs()}; likely cause: {cause}"
         return text if self.config else text[0].upper() + text[1:]
 
     def _inputs(self) -> str:
@@ -150,6 +155,8 @@ def distance(ulps: int | None) -> str:
     """A distance in words; None stands for one that involves NaN."""
     if ulps is None:
         return "one of them is not a number"
+    if ulps > _COUNTED:
+        return f"more than {_COUNTED} ulps apart"
     return "1 ulp apart" if ulps == 1 else f"{ulps} ulps apart"
 
 

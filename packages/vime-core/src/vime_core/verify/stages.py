@@ -253,7 +253,8 @@ def _float_size(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], unit: str) -> 
 
 
 def _two_values(a: Any, b: Any, size: Size) -> str:
-    return f"{float(a)!r} and {float(b)!r} ({float(a).hex()} and {float(b).hex()}), {distance(size.first_ulps)}"
+    """Both in the fewest digits that tell them from their neighbours."""
+    return f"{a!s} and {b!s}, {distance(size.first_ulps)}"
 
 
 def _field_difference(pair: StepPair, stage: Stage, causes: Mapping[str, Cause]) -> Found | None:
