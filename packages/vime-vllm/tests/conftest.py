@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from vime_core.config.schema import RunConfig
 from vime_core.determinism.policy import REPRODUCIBLE, DeterminismPolicy
 from vime_core.types import SampleRequest
 from vime_vllm.options import VllmOptions
+from vime_vllm.rollout import VllmRollout, open_rollout
 
 CONTEXT_LENGTH = 256
 EOS = 2
@@ -74,67 +75,78 @@ def weights(model_directory: Path) -> dict[str, Any]:
     return load_file(model_directory / "model.safetensors")
 
 
-def make_config(options: VllmOptions | None = None, **rollout: Any) -> RunConfig:
-    """A run's configuration with a rollout section for the tiny model."""
-    section = {"context_length": CONTEXT_LENGTH, "threads": 1, "timeout_s": 120.0, **rollout}
-    return RunConfig.model_validate(
-        {
-            "run": {"seed": 7},
-            "model": {},
-            "data": {"source": "none"},
-            "reward": {"name": "none"},
-            "sampling": {"max_tokens": 32},
-            "rollout": {**section, "plugin_options": {"vllm": options or VllmOptions()}},
-            "trainer": {"threads": 1},
-        }
-    )
-
-
-MakeContext = Callable[..., RolloutContext]
+MakeConfig = Callable[..., RunConfig]
 
 
 @pytest.fixture(scope="session")
-def make_context(model_directory: Path) -> MakeContext:
-    """Contexts for `open_rollout`: (options, policy, rollout section) to RolloutContext."""
+def make_config() -> MakeConfig:
+    """``make_config(options, **rollout)``: a run's configuration with a rollout section for the tiny model."""
+
+    def make(options: VllmOptions | None = None, **rollout: Any) -> RunConfig:
+        section = {"context_length": CONTEXT_LENGTH, "threads": 1, "timeout_s": 300.0, **rollout}
+        return RunConfig.model_validate(
+            {
+                "run": {"seed": 7},
+                "model": {},
+                "data": {"source": "none"},
+                "reward": {"name": "none"},
+                "sampling": {"max_tokens": 32},
+                "rollout": {**section, "plugin_options": {"vllm": options or VllmOptions()}},
+                "trainer": {"threads": 1},
+            }
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_context(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RolloutContext]:
+    """``make_context(options, policy, directory, **rollout)``: what `open_rollout` takes."""
 
     def make(
-        options: VllmOptions | None = None, policy: DeterminismPolicy = REPRODUCIBLE, **rollout: Any
+        options: VllmOptions | None = None,
+        policy: DeterminismPolicy = REPRODUCIBLE,
+        directory: Path = Path("/nonexistent"),
+        **rollout: Any,
     ) -> RolloutContext:
         config = make_config(options, **rollout)
-        return RolloutContext(config, config.options("rollout", "vllm"), policy, model_directory)
+        return RolloutContext(config, config.options("rollout", "vllm"), policy, directory)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def make_requests() -> Callable[..., list[SampleRequest]]:
-    """``make_requests(count)``: prompts of different lengths, each with a seed of its own."""
+def opened() -> Callable[[RolloutContext], AbstractContextManager[VllmRollout]]:
+    """``with opened(context) as rollout``: a rollout that is closed whatever happens."""
 
-    def make(count: int = 6, **changes: Any) -> list[SampleRequest]:
-        return [
-            SampleRequest(
-                **{
-                    "prompt_index": number // 2,
-                    "sample_index": number % 2,
-                    "prompt_tokens": tuple(3 + (number // 2 * 37 + k * 11) % 200 for k in range(5 + 7 * (number // 2))),
-                    "seed": 1000 + number,
-                    "max_tokens": 24,
-                    **changes,
-                }
-            )
-            for number in range(count)
-        ]
+    @contextmanager
+    def manager(context: RolloutContext) -> Iterator[VllmRollout]:
+        rollout = open_rollout(context)
+        try:
+            yield rollout
+        finally:
+            rollout.close()
 
-    return make
+    return manager
 
 
-@contextmanager
-def opened(context: RolloutContext) -> Iterator[Any]:
-    """A rollout that is closed whatever happens."""
-    from vime_vllm.rollout import open_rollout
+def make_requests(count: int = 6, **changes: Any) -> list[SampleRequest]:
+    """Prompts of different lengths, two samples each, every request with a seed of its own."""
+    return [
+        SampleRequest(
+            **{
+                "prompt_index": number // 2,
+                "sample_index": number % 2,
+                "prompt_tokens": tuple(3 + (number // 2 * 37 + k * 11) % 200 for k in range(5 + 7 * (number // 2))),
+                "seed": 1000 + number,
+                "max_tokens": 24,
+                **changes,
+            }
+        )
+        for number in range(count)
+    ]
 
-    rollout = open_rollout(context)
-    try:
-        yield rollout
-    finally:
-        rollout.close()
+
+@pytest.fixture(scope="session", name="make_requests")
+def _make_requests() -> Callable[..., list[SampleRequest]]:
+    return make_requests

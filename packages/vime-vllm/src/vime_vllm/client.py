@@ -40,7 +40,8 @@ class EngineClient:
         self._supervisor = Supervisor(timeout_s, log.path)
         self._shutdown_s = min(timeout_s, _SHUTDOWN_S)
         self._llm: Any = None
-        with exactly(environment, removed):
+        self._has_ended = False
+        with exactly(environment, removed), log.taking_children():
             log.take_front_end()
             self._llm = self.call("start", lambda: compat.open_llm(arguments))
         self._supervisor.adopt(compat.core_processes(self._llm))
@@ -50,11 +51,7 @@ class EngineClient:
     def llm(self) -> Any:
         """vLLM's front-end; use it only inside a function given to `call`."""
         if self._llm is None:
-            raise BackendError(
-                "the vLLM engine has ended",
-                remedy="Start the run again from its last checkpoint.",
-                code="VIME-BACKEND-066",
-            )
+            raise _ended()
         return self._llm
 
     @property
@@ -69,6 +66,8 @@ class EngineClient:
 
     def call(self, what: str, function: Callable[[], _T]) -> _T:
         """The result of a function that talks to the engine; ``what`` names it in an error."""
+        if self._has_ended:
+            raise _ended()
         try:
             return self._supervisor.call(what, function)
         except BaseException:
@@ -101,15 +100,25 @@ class EngineClient:
     def close(self) -> None:
         """Shut the engine down, then make sure. Idempotent."""
         if self._llm is not None:
+            self._has_ended = True
             core, self._llm = self._llm.llm_engine.engine_core, None
             self._supervisor.end(lambda: core.shutdown(timeout=self._shutdown_s), self._shutdown_s)
             self._log.remove()
 
     def _abandon(self) -> None:
         """After a failure: nothing of the engine stays behind but its log."""
+        self._has_ended = True
         self._supervisor.kill()
         llm, self._llm = self._llm, None
         if llm is not None:
             with suppress(Exception):
                 compat.abandon(llm)
         self._log.release_front_end()
+
+
+def _ended() -> BackendError:
+    return BackendError(
+        "the vLLM engine has ended",
+        remedy="Start the run again from its last checkpoint.",
+        code="VIME-BACKEND-066",
+    )

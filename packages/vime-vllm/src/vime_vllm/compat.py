@@ -134,9 +134,9 @@ def stamped_versions(completion: Any) -> set[str]:
 
 def stop_token_ids(llm: Any) -> list[int]:
     """Tokens that end a response without being asked for: of the tokenizer and of generation_config.json."""
-    configured = llm.model_config.try_get_generation_config().get("eos_token_id")
-    ids = set(configured if isinstance(configured, list) else [configured])
-    ids.add(llm.get_tokenizer().eos_token_id)
+    configured: Any = llm.model_config.try_get_generation_config().get("eos_token_id")
+    several: list[int | None] = [configured] if isinstance(configured, int | None) else list(configured)
+    ids = {*several, llm.get_tokenizer().eos_token_id}
     return sorted(token for token in ids if token is not None)
 
 

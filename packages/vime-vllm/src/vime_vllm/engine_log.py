@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +32,21 @@ class EngineLog:
         self._handler.setFormatter(logging.Formatter(_FORMAT))
         # Before vLLM is imported: Python itself prints the warnings of a logger without a handler.
         logging.getLogger(_LOGGER).addHandler(self._handler)
+
+    @contextmanager
+    def taking_children(self) -> Generator[None]:
+        """Processes that ``multiprocessing`` spawns meanwhile write to the file from their first byte on."""
+        launcher = self.path.with_name("python")
+        launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@" >>"{self.path}" 2>&1\n')
+        launcher.chmod(0o700)
+        before = spawn.get_executable()
+        # Where the directory's disk runs no programs, the children write to the terminal.
+        if os.access(launcher, os.X_OK):
+            spawn.set_executable(str(launcher))
+        try:
+            yield
+        finally:
+            spawn.set_executable(before)
 
     def take_front_end(self) -> None:
         """Keep vLLM's own handlers in this process to errors; call in the environment that the engine starts with."""

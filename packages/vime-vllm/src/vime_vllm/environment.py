@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from vime_core.config.schema import RunConfig
@@ -14,9 +13,6 @@ from vime_core.errors import PolicyError
 
 OWNER: Final = "VIME_ENGINE_OWNER"
 """Process id of the driver; a vLLM process that has it and is not the driver belongs to a vime engine."""
-
-LOG: Final = "VIME_ENGINE_LOG"
-"""File that the engine's processes write their output to."""
 
 PLUGIN_NAME: Final = "vime"
 """Name of the entry point in ``vllm.general_plugins``, as ``VLLM_PLUGINS`` selects it."""
@@ -29,19 +25,19 @@ _ALWAYS: Final[Mapping[str, str]] = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "PYTHONFAULTHANDLER": "1",
 }
 _REPORTED_PREFIXES: Final = (
-    "VLLM_ VIME_ENGINE_ OMP_ MKL_ KMP_ GOMP_ NCCL_ CUBLAS CUDA_ CUDNN TORCH PYTORCH_ TRITON_ FLASHINFER_ DG_ NVTE_"
-).split()
+    *("VLLM_", "VIME_ENGINE_", "OMP_", "MKL_", "KMP_", "GOMP_", "NCCL_", "CUBLAS", "CUDA_", "CUDNN"),
+    *("TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_", "DG_", "NVTE_"),
+)
 _REPORTED_NAMES: Final = frozenset(
     {"HF_HUB_OFFLINE", "LD_PRELOAD", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "NUMEXPR_MAX_THREADS"}
 )
 _SECRET_SUFFIXES: Final = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 
 
-def engine_environment(
-    config: RunConfig, policy: DeterminismPolicy, *, compiler: bool, log: Path, owner: int
-) -> dict[str, str]:
+def engine_environment(config: RunConfig, policy: DeterminismPolicy, *, compiler: bool, owner: int) -> dict[str, str]:
     """Every variable that the engine's processes need, beyond what they inherit.
 
     Raises:
@@ -56,7 +52,7 @@ def engine_environment(
     _refuse_contradictions(wanted)
     _refuse_hidden_settings()
     wanted["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", QUIET)
-    return {**wanted, OWNER: str(owner), LOG: str(log)}
+    return {**wanted, OWNER: str(owner)}
 
 
 def removed_variables(config: RunConfig, policy: DeterminismPolicy, wanted: Mapping[str, str]) -> set[str]:
@@ -73,7 +69,7 @@ def reported_environment() -> dict[str, str]:
 def _is_reported(name: str) -> bool:
     if name.endswith(_SECRET_SUFFIXES):
         return False
-    return name in _REPORTED_NAMES or name.startswith(tuple(_REPORTED_PREFIXES))
+    return name in _REPORTED_NAMES or name.startswith(_REPORTED_PREFIXES)
 
 
 def _refuse_contradictions(wanted: Mapping[str, str]) -> None:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 import torch
 from torch import Tensor
-from torch.multiprocessing import reductions
 
 from vime_core.errors import BackendError
 from vime_vllm.wire import CudaExport, CudaMemory, SharedMemory
 
+_reductions = import_module("torch.multiprocessing.reductions")  # by name, because its types say nothing
+_cuda = import_module("torch.cuda")
 _DIRECTORY: Final = Path("/dev/shm")
 _NAME: Final = re.compile(r"vime-\d+-[0-9a-f]{32}")
 
 
 @contextmanager
-def new_shared_memory(nbytes: int) -> Iterator[tuple[SharedMemory, Tensor]]:
+def new_shared_memory(nbytes: int) -> Generator[tuple[SharedMemory, Tensor]]:
     """A new piece of shared memory and its bytes (uint8 [nbytes]); it is unlinked on leaving, whatever happens.
 
     Raises:
@@ -76,8 +78,7 @@ def open_cuda(memory: CudaMemory, rank: int) -> Tensor:
         ValueError: that GPU is not visible to this process.
     """
     export = memory.exports[rank]
-    rebuild: Any = reductions.rebuild_cuda_tensor
-    return rebuild(
+    return _reductions.rebuild_cuda_tensor(
         Tensor,
         (memory.nbytes,),
         (1,),
@@ -98,20 +99,18 @@ def open_cuda(memory: CudaMemory, rank: int) -> Tensor:
 
 def device_uuid(index: int) -> str:
     """The identity of a GPU, the same in every process whatever CUDA_VISIBLE_DEVICES says."""
-    properties: Any = torch.cuda.get_device_properties(index)
-    return str(properties.uuid)
+    return str(_cuda.get_device_properties(index).uuid)
 
 
 def _device_index(uuid: str) -> int:
-    visible = [device_uuid(index) for index in range(torch.cuda.device_count())]
+    visible = [device_uuid(index) for index in range(_cuda.device_count())]
     if uuid not in visible:
         raise ValueError(f"the trainer's GPU {uuid} is not visible to the engine, which sees {visible}")
     return visible.index(uuid)
 
 
 def _export(flat: Tensor) -> CudaExport:
-    reduce: Any = reductions.reduce_tensor
-    fields = reduce(flat)[1]
+    fields = _reductions.reduce_tensor(flat)[1]
     return CudaExport(
         handle=fields[7],
         storage_bytes=fields[8],

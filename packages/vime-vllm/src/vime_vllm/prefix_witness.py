@@ -23,7 +23,8 @@ class PrefixWitness:
     """Remembers which blocks of tokens the current weights computed.
 
     An engine that kept its cache across an update would serve some prefix that nobody computed since: the first
-    request that has it would already find it cached.
+    request that has it would already find it cached. (An old block that the current weights computed once more, as
+    the end of a response, is beyond this witness.)
 
     Args:
         block_size: tokens of one cache block.
@@ -38,16 +39,15 @@ class PrefixWitness:
         self._computed.clear()
 
     def check(self, served: Sequence[Served]) -> None:
-        """Check the requests of one call together, because they share prefixes among themselves.
+        """Check the requests of one call, in the order in which the engine admitted them (first come, first served).
 
         Raises:
             ContractViolation: a prefix came from the cache though nothing computed it since the last reset.
         """
-        chains = [self._chain((*one.prompt, *one.response)) for one in served]
-        for one, chain in zip(served, chains, strict=True):
-            self._computed.update(chain[one.cached // self._block_size :])
-        for number, (one, chain) in enumerate(zip(served, chains, strict=True)):
-            if not self._computed.issuperset(chain[: one.cached // self._block_size]):
+        for number, one in enumerate(served):
+            chain = self._chain((*one.prompt, *one.response))
+            taken = one.cached // self._block_size
+            if not self._computed.issuperset(chain[:taken]):
                 raise ContractViolation(
                     f"request {number} took {one.cached} prompt tokens from a prefix cache that the current weights"
                     " never filled",
@@ -55,6 +55,7 @@ class PrefixWitness:
                     " such a sample. Set rollout.vllm.enable_prefix_caching = false to go on.",
                     code="VIME-ALIGN-062",
                 )
+            self._computed.update(chain[taken:])
 
     def _chain(self, tokens: tuple[int, ...]) -> list[int]:
         """A hash for each whole block, of all tokens up to its end."""

@@ -37,6 +37,7 @@ def _report(report: Mapping[str, Any]) -> ProcessReport:
 
 def require_effective(reports: Sequence[ProcessReport], arguments: Mapping[str, Any]) -> None:
     """Raise PolicyError when an engine silently took another setting than it was given."""
+    packed: list[str] = []
     asked = {
         "async_scheduling": arguments.get("async_scheduling"),
         "chunked_prefill": arguments.get("enable_chunked_prefill"),
@@ -44,7 +45,7 @@ def require_effective(reports: Sequence[ProcessReport], arguments: Mapping[str, 
         "max_model_len": arguments["max_model_len"],
         "max_num_batched_tokens": arguments.get("max_num_batched_tokens"),
         "dtype": arguments["dtype"],
-        "packed_layers": [],
+        "packed_layers": packed,
     }
     for report in reports:
         for name, value in asked.items():

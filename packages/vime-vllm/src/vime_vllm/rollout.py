@@ -21,6 +21,7 @@ from vime_vllm.sampling import check_requests, completion, sampling_params, serv
 from vime_vllm.sender import TensorForm, send_weights
 from vime_vllm.wire import Chunk
 
+
 def open_rollout(context: RolloutContext) -> VllmRollout:
     """Start a vLLM engine with the weights of the context's model directory, as weight version 0.
 
@@ -44,7 +45,7 @@ def _start(context: RolloutContext, options: VllmOptions, flags: dict[str, bool]
     cpu = compat.is_cpu()
     arguments = engine_arguments(context, options, flags, cpu=cpu, known=compat.argument_names())
     compiler = uses_compiler(options, cpu=cpu)
-    environment = engine_environment(config, policy, compiler=compiler, log=log.path, owner=os.getpid())
+    environment = engine_environment(config, policy, compiler=compiler, owner=os.getpid())
     removed = removed_variables(config, policy, environment)
     engine = EngineClient(arguments, environment, removed, config.rollout.timeout_s, log)
     try:

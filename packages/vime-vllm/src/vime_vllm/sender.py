@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -80,7 +80,7 @@ def _groups(weights: NamedTensors) -> Iterator[list[tuple[str, Tensor]]]:
 @contextmanager
 def _shared(
     group: list[tuple[str, Tensor]], nbytes: int, readers: int
-) -> Iterator[tuple[SharedMemory | CudaMemory, Tensor]]:
+) -> Generator[tuple[SharedMemory | CudaMemory, Tensor]]:
     device = group[0][1].device
     if device.type == "cuda":
         flat = torch.empty(nbytes, dtype=torch.uint8, device=device)

@@ -37,6 +37,7 @@ class Supervisor:
         self._cores: list[Any] = []
         self._timeout_s = timeout_s
         self._log = log
+        self._written_before = 0
 
     @property
     def pids(self) -> list[int]:
@@ -54,6 +55,7 @@ class Supervisor:
         Raises:
             BackendError: it raised, a process of the engine died, or the time is up. The engine is then killed.
         """
+        self._written_before = self._written()
         outcome = _in_thread(function)
         deadline = time.monotonic() + self._timeout_s
         while not outcome.done():
@@ -80,7 +82,7 @@ class Supervisor:
         raise self.failure(f"the vLLM engine failed in {what}: {error}", "VIME-BACKEND-060") from error
 
     def failure(self, message: str, code: str) -> BackendError:
-        """End the engine, and the error that says why, with the last lines of its log."""
+        """End the engine, and the error that says why, with the last lines that it wrote since the call began."""
         tail = self._last_lines()
         self.kill()
         return BackendError(
@@ -104,7 +106,10 @@ class Supervisor:
                 continue
         for core in self._cores:
             core.join(timeout=_GRACE_S)
-        psutil.wait_procs(list(doomed), timeout=_GRACE_S)
+        # Not psutil's own waiting: it would take the exit codes of direct children away from multiprocessing.
+        deadline = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline and not all(map(_is_gone, doomed)):
+            time.sleep(_POLL_S)
 
     def alive(self) -> list[int]:
         """Ids of the engine's processes that still run."""
@@ -121,7 +126,9 @@ class Supervisor:
 
     def _causes(self) -> str:
         codes = {core.pid: core.exitcode for core in self._cores}
-        return "; ".join(_cause(process.pid, codes.get(process.pid)) for process in self._dead())
+        # The core first: its workers end with it.
+        dead = sorted((process.pid for process in self._dead()), key=lambda pid: (pid not in codes, pid))
+        return "; ".join(_cause(pid, codes.get(pid)) for pid in dead)
 
     def _states(self) -> str:
         return ", ".join(f"{process.pid} {_state(process)}" for process in self._processes) or "none started"
@@ -129,8 +136,12 @@ class Supervisor:
     def _last_lines(self) -> str:
         if not self._log.is_file():
             return ""
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        written = self._log.read_bytes()[self._written_before :].decode(errors="replace")
+        lines = [line for line in written.splitlines() if line.strip()]
         return "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
+
+    def _written(self) -> int:
+        return self._log.stat().st_size if self._log.is_file() else 0
 
 
 def _in_thread(function: Callable[[], _T]) -> Future[_T]:

@@ -5,12 +5,14 @@ Each function runs in a worker of the engine and takes and gives plain data. Non
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vime_vllm.engine_side.plain_linear import plain_linear
 from vime_vllm.engine_side.weights import kernel_tensors
 
 
@@ -33,9 +35,44 @@ def keep_out(worker: Any, name: str) -> None:
     model.load_weights = without
 
 
+def keep_out_on_rank(worker: Any, rank: int, name: str) -> None:
+    """`keep_out` on one tensor parallel rank only."""
+    if worker.rank == rank:
+        keep_out(worker, name)
+
+
 def let_in(worker: Any) -> None:
     """Undo `keep_out`."""
     del worker.model_runner.get_model().load_weights
+
+
+def pack_layer(worker: Any, name: str) -> None:
+    """Let one linear layer compute from a packed copy of its weight, as stock vLLM does on a CPU."""
+    ops = importlib.import_module("vllm._custom_ops")
+    layer = worker.model_runner.get_model().get_submodule(name)
+    handler = ops.create_onednn_mm(layer.weight.t(), 32)
+
+    def packed_linear(x: Tensor, _weight: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.onednn_mm(handler, x, bias)
+
+    layer.cpu_linear = packed_linear
+
+
+def unpack_layer(worker: Any, name: str) -> None:
+    """Undo `pack_layer`."""
+    worker.model_runner.get_model().get_submodule(name).cpu_linear = plain_linear
+
+
+def damage_buffer(worker: Any) -> str:
+    """Change one element of the model's first buffer; returns its name."""
+    name, buffer = next(iter(worker.model_runner.get_model().named_buffers()))
+    buffer.view(-1)[0] += 1
+    return name
+
+
+def mend_buffer(worker: Any) -> None:
+    """Undo `damage_buffer`."""
+    next(iter(worker.model_runner.get_model().buffers())).view(-1)[0] -= 1
 
 
 def mislabel(worker: Any, version: int) -> None:

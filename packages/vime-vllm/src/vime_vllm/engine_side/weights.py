@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from torch import Tensor, nn
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -34,11 +34,21 @@ def kernel_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         return
     fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     seen: set[int] = set()
-    for module_name, module in model.named_modules():
-        for leaf, parameter in module.named_parameters(recurse=False):
+    for module_name, module in submodules(model):
+        for leaf, parameter in parameters(module):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield from _named(module_name, module, leaf, parameter.data, fused)
+
+
+def submodules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every module of the model by name, in order."""
+    return list(cast("Any", model).named_modules())
+
+
+def parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The module's own parameters by name."""
+    return list(cast("Any", module).named_parameters(recurse=False))
 
 
 def _named(
@@ -58,7 +68,7 @@ def _shards(module: Any, tensor: Tensor, name: str) -> tuple[list[Tensor], list[
     if tensor.ndim == 0 or sum(sizes) != tensor.shape[0]:
         raise ValueError(f"{name}: a tensor of shape {tuple(tensor.shape)} cannot be taken apart into {sizes}")
     copies = getattr(module, "num_kv_head_replicas", 1)
-    return list(tensor.split(sizes)), [1, copies, copies][: len(sizes)]
+    return list(cast("Any", tensor).split(sizes)), [1, copies, copies][: len(sizes)]
 
 
 def _whole(module: Any, leaf: str, shard: Tensor, copies: int) -> Tensor:

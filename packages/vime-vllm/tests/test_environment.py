@@ -1,0 +1,92 @@
+"""The engine's environment is what the policy and vime say, not what the trainer left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from vime_core.config.schema import RunConfig
+from vime_core.determinism.policy import OFF, REPRODUCIBLE
+from vime_core.errors import PolicyError
+from vime_vllm.environment import OWNER, engine_environment, removed_variables, reported_environment
+
+MakeConfig = Callable[..., RunConfig]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_PLUGINS", "VLLM_CPU_KVCACHE_SPACE", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _environment(config: RunConfig, *, compiler: bool = False) -> dict[str, str]:
+    return engine_environment(config, REPRODUCIBLE, compiler=compiler, owner=12)
+
+
+def test_it_holds_the_policy_the_threads_and_the_engine_s_own(make_config: MakeConfig) -> None:
+    wanted = _environment(make_config(threads=3))
+    assert wanted["PYTHONHASHSEED"] == "0"
+    assert wanted["OMP_NUM_THREADS"] == "3"
+    assert wanted["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert wanted["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert wanted[OWNER] == "12"
+
+
+def test_threads_that_nobody_set_are_vllm_s_to_bind(make_config: MakeConfig) -> None:
+    wanted = _environment(make_config(threads=None))
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in wanted
+    assert "OMP_NUM_THREADS" not in wanted
+
+
+def test_an_eager_engine_compiles_nothing(make_config: MakeConfig) -> None:
+    assert _environment(make_config())["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in _environment(make_config(), compiler=True)
+
+
+def test_the_trainer_s_variables_are_removed(make_config: MakeConfig) -> None:
+    config = make_config(threads=None)
+    removed = removed_variables(config, REPRODUCIBLE, _environment(config))
+    assert {"NCCL_ALGO", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS"} <= removed
+    assert "OMP_NUM_THREADS" not in removed_variables(make_config(), REPRODUCIBLE, _environment(make_config()))
+
+
+def test_quiet_unless_the_user_says_otherwise(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _environment(make_config())["VLLM_LOGGING_LEVEL"] == "WARNING"
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert _environment(make_config())["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("VLLM_ENABLE_V1_MULTIPROCESSING", "0", "'0', but vime starts the engine with '1'"),
+        ("VLLM_CPU_KVCACHE_SPACE", "40", "would override rollout.vllm.kv_cache_gib"),
+        ("VLLM_PLUGINS", "another", "keeps vime's plugin out"),
+    ],
+)
+def test_a_variable_that_contradicts_is_an_error(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(PolicyError, match=name) as caught:
+        engine_environment(make_config(), OFF, compiler=False, owner=12)
+    assert said in caught.value.message
+
+
+def test_a_variable_that_agrees_is_none(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+    monkeypatch.setenv("VLLM_PLUGINS", "another, vime")
+    _environment(make_config())
+
+
+def test_reports_hold_what_decides_numbers_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setenv("VLLM_SOMETHING_TOKEN", "secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HOME_ADDRESS", "private")
+    reported = reported_environment()
+    assert reported["OMP_NUM_THREADS"] == "1"
+    assert "secret" not in reported.values()
+    assert "private" not in reported.values()

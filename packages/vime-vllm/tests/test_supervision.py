@@ -1,0 +1,122 @@
+"""A call ends with its result, the cause of a death, or the time limit; nothing stays behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from vime_core.errors import BackendError, ConfigError
+from vime_vllm.supervision import Supervisor
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    made = Supervisor(timeout_s=5.0, log=tmp_path / "engine.log")
+    yield made
+    made.kill()
+
+
+def _engine(supervisor: Supervisor) -> Any:
+    """A stand-in for an engine core: a process that sleeps."""
+    core = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    core.start()
+    supervisor.adopt([core])
+    return core
+
+
+def test_a_result_comes_through(supervisor: Supervisor) -> None:
+    core = _engine(supervisor)
+    assert supervisor.call("generate", lambda: 42) == 42
+    assert supervisor.pids == supervisor.alive() == [core.pid]
+
+
+def test_an_exception_becomes_a_backend_error_and_ends_the_engine(supervisor: Supervisor) -> None:
+    core = _engine(supervisor)
+    with pytest.raises(BackendError, match="failed in generate: no such token"):
+        supervisor.call("generate", lambda: (_ for _ in ()).throw(ValueError("no such token")))
+    assert not core.is_alive()
+
+
+def test_vime_s_own_error_stays_what_it_is(supervisor: Supervisor) -> None:
+    core = _engine(supervisor)
+    wrong = ConfigError("wrong", remedy="right")
+    with pytest.raises(ConfigError):
+        supervisor.call("generate", lambda: (_ for _ in ()).throw(wrong))
+    assert core.is_alive()
+
+
+def test_a_death_is_told_with_its_signal_and_the_log(supervisor: Supervisor, tmp_path: Path) -> None:
+    core = _engine(supervisor)
+    log = tmp_path / "engine.log"
+    log.write_text("long ago\n")
+
+    def die() -> None:
+        with log.open("a") as file:
+            file.write("\n".join(f"line {place}" for place in range(100)))
+        os.kill(core.pid, signal.SIGKILL)
+
+    threading.Timer(0.3, die).start()
+    began = time.monotonic()
+    with pytest.raises(BackendError, match=f"died during generate: process {core.pid} was ended by SIGKILL") as caught:
+        supervisor.call("generate", lambda: time.sleep(30))
+    assert time.monotonic() - began < 5
+    assert "| line 99" in caught.value.message
+    assert "line 80" not in caught.value.message
+    assert "long ago" not in caught.value.message
+    assert str(log) in caught.value.remedy
+
+
+def test_an_exit_code_is_told(supervisor: Supervisor) -> None:
+    core = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,), daemon=True)
+    core.start()
+    supervisor.adopt([core])
+    with pytest.raises(BackendError, match=f"process {core.pid} exited with code 3"):
+        supervisor.call("generate", lambda: time.sleep(30))
+
+
+def test_a_hang_ends_at_the_limit_with_the_states(tmp_path: Path) -> None:
+    supervisor = Supervisor(timeout_s=0.5, log=tmp_path / "engine.log")
+    core = _engine(supervisor)
+    os.kill(core.pid, signal.SIGSTOP)
+    with pytest.raises(BackendError, match=r"did not answer generate within rollout.timeout_s = 0.5 s") as caught:
+        supervisor.call("generate", lambda: time.sleep(30))
+    assert f"{core.pid} stopped" in caught.value.message
+    assert not psutil.pid_exists(core.pid)
+
+
+def test_a_failed_start_ends_what_it_started_and_nothing_else(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    bystander = context.Process(target=time.sleep, args=(60,), daemon=True)
+    bystander.start()
+    supervisor = Supervisor(timeout_s=5.0, log=tmp_path / "engine.log")
+    started = context.Process(target=time.sleep, args=(60,), daemon=True)
+
+    def start() -> None:
+        started.start()
+        raise RuntimeError("Engine core initialization failed")
+
+    with pytest.raises(BackendError, match="failed in start: Engine core initialization failed"):
+        supervisor.call("start", start)
+    started.join(timeout=5)
+    assert not started.is_alive()
+    assert bystander.is_alive()
+    bystander.kill()
+
+
+def test_processes_that_came_later_are_not_the_engine_s(supervisor: Supervisor) -> None:
+    core = _engine(supervisor)
+    bystander = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    bystander.start()
+    supervisor.kill()
+    assert not core.is_alive()
+    assert bystander.is_alive()
+    bystander.kill()
