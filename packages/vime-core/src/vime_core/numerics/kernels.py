@@ -1,0 +1,55 @@
+"""What a provider supplies: the operations that are more than data movement, forward and backward, without autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vime_core.numerics.attention import AttentionSpec, KvCache, PagedBatch
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The operations of one provider; shapes and meaning are those of the modules that are named.
+
+    Attributes:
+        chunk_count: (N, K) -> C of the provider.
+        linear: x, weight, bias, chunks, wide -> y (:mod:`.linear`).
+        linear_partials: x, weight, chunks -> fp32 chunk sums (C, ..., N).
+        column_sum: x (M, K) -> the rows added in ascending order, fp32 (K).
+        add_rms_norm: x, residual, weight, eps -> y, r (:mod:`.rms_norm`).
+        add_rms_norm_backward: dy, dr, r, weight, eps -> dr, dw (fp32).
+        rope: x, positions, table, interleaved, inverse -> turned x (:mod:`.rope`).
+        swiglu: [gate | up] -> h (:mod:`.swiglu`).
+        swiglu_backward: dh, [gate | up] -> its gradient.
+        attention_packed: q, k, v, cu_seqlens, spec -> o, lse (:mod:`.attention`).
+        attention_backward: dy, q, k, v, o, lse, cu_seqlens, spec -> dq, dk, dv.
+        attention_paged: q, cache, batch, spec -> o.
+        write_kv: k, v, cache, slots.
+        log_softmax: logits, temperatures -> log p (:mod:`.log_probs`).
+        token_log_probs: logits, ids, temperatures -> log p of the ids.
+        token_log_probs_backward: grad, logits, ids, temperatures -> dlogits.
+        keep_mask: logits, temperatures, top_k, top_p -> bool (:mod:`.truncation`).
+    """
+
+    chunk_count: Callable[[int, int], int]
+    linear: Callable[[Tensor, Tensor, Tensor | None, int, bool], Tensor]
+    linear_partials: Callable[[Tensor, Tensor, int], Tensor]
+    column_sum: Callable[[Tensor], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+    add_rms_norm_backward: Callable[[Tensor, Tensor | None, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    rope: Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
+    swiglu: Callable[[Tensor], Tensor]
+    swiglu_backward: Callable[[Tensor, Tensor], Tensor]
+    attention_packed: Callable[[Tensor, Tensor, Tensor, Tensor, AttentionSpec], tuple[Tensor, Tensor]]
+    attention_backward: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, AttentionSpec], tuple[Tensor, Tensor, Tensor]
+    ]
+    attention_paged: Callable[[Tensor, KvCache, PagedBatch, AttentionSpec], Tensor]
+    write_kv: Callable[[Tensor, Tensor, KvCache, Tensor], None]
+    log_softmax: Callable[[Tensor, Tensor], Tensor]
+    token_log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]
+    token_log_probs_backward: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    keep_mask: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
