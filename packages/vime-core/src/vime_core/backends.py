@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -30,6 +30,9 @@ LossFunction = Callable[["TokenBatch"], "TokenLoss"]
 """Per-token loss: TokenBatch of 1-D fp32 tensors [N] to TokenLoss (loss [N], per-token metrics)."""
 
 Microbatches = Sequence[Sequence[TrainSequence]]
+
+Taps = Mapping[str, tuple["Tensor", "Tensor"]]
+"""By tap name, in the order of computation: positions int64 [T], ascending, and rows [T, width] of one sequence."""
 
 
 class StateObserver(Protocol):
@@ -130,6 +133,40 @@ class Rollout(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class AlignedTrainer(Trainer, Protocol):
+    """A trainer that verdicts can look into; one that keeps an alignment contract offers this."""
+
+    def record_taps(self, sequence: TrainSequence) -> Taps:
+        """The taps of one whole-sequence forward without gradients (names: ``vime_core.alignment.taps``)."""
+        ...
+
+    def gradients(self, microbatches: Microbatches, loss: LossFunction) -> Mapping[str, Tensor]:
+        """Gradients as `train_step` would use them, fp32, by HF name, before clipping; weights and optimizer stay."""
+        ...
+
+
+@runtime_checkable
+class AlignedRollout(Rollout, Protocol):
+    """An engine that verdicts can look into; one that keeps an alignment contract offers this."""
+
+    def record_taps(self, request: SampleRequest) -> Taps:
+        """The taps of one response, generated alone from an empty prefix cache: prefill and every decode."""
+        ...
+
+    def prompt_log_probs(self, tokens: Sequence[int]) -> Float32Array:
+        """fp32 [len - 1]: the log-prob of each token but the first, at temperature 1, computed as one prefill."""
+        ...
+
+    def keep_prefix_cache(self, keep: bool) -> None:
+        """Whether `generate` may use what earlier calls left in the prefix cache, until said otherwise."""
+        ...
+
+    def cached_tokens(self) -> list[int]:
+        """How many prompt tokens each request of the last `generate` took from the prefix cache."""
+        ...
 
 
 TrainerFactory = Callable[[TrainerContext], Trainer]
