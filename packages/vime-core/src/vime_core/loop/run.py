@@ -6,13 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from vime_core.config.schema import RunConfig
-from vime_core.determinism.preflight import preflight, require
 from vime_core.loop.checkpoint import LoopState, write_checkpoint
 from vime_core.loop.session import Session, open_session
+from vime_core.loop.sides import checked_policy
 from vime_core.loop.step import run_step
 from vime_core.loop.summary import RunSummary
 from vime_core.plugins.manager import PluginManager
-from vime_core.plugins.types import DeterminismPolicyEntry
 from vime_core.record.digest import digest_tensors, merkle_root
 from vime_core.record.writer import refuse_existing
 
@@ -24,8 +23,7 @@ def execute(config: RunConfig, plugins: PluginManager) -> RunSummary:
         VimeError: of the kind that fits; the record then says ``failed`` and why, and keeps what finished.
     """
     refuse_existing(config.run.output)
-    policy = plugins.find(DeterminismPolicyEntry, config.run.policy, field_name="run.policy").load()
-    require(preflight(config, policy))
+    policy = checked_policy(config, plugins)
     start = time.monotonic()
     with open_session(config, policy, plugins) as session:
         history = [_step(session, step, start) for step in range(config.run.steps)]

@@ -8,21 +8,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 
 from vime_core import __version__
-from vime_core.alignment import Alignment, choose_alignment, require_same_contract
 from vime_core.backends import Rollout, Trainer
 from vime_core.config.load import resolved_table
 from vime_core.config.schema import RunConfig
-from vime_core.data.template import Tokenizer, load_tokenizer
+from vime_core.data.template import Tokenizer
 from vime_core.determinism.policy import DeterminismPolicy
-from vime_core.loop.algorithm import Algorithm, load_algorithm
-from vime_core.loop.model import model_directory, model_type
+from vime_core.loop.algorithm import Algorithm
 from vime_core.loop.prompts import PromptStream
 from vime_core.loop.scoring import Scorer, open_scorer
-from vime_core.loop.streams import evaluation_stream, training_stream
-from vime_core.loop.weights import require_equal_weights
+from vime_core.loop.sides import Sides, open_sides, ready_parts
+from vime_core.loop.streams import evaluation_stream
 from vime_core.plugins.manager import PluginManager
-from vime_core.plugins.types import LauncherEntry, MetricSink, Options
-from vime_core.record.digest import digest_tensors, merkle_root
+from vime_core.plugins.types import MetricSink, Options
+from vime_core.record.digest import merkle_root
 from vime_core.record.schema import Manifest, PluginEntry, ProcessEntry
 from vime_core.record.writer import RecordWriter
 from vime_core.sinks import Sink
@@ -54,28 +52,25 @@ class Session:
 @contextmanager
 def open_session(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager) -> Generator[Session]:
     """Start both sides and check that they hold the same weights; close everything in reverse order."""
-    launcher = plugins.find(LauncherEntry, config.run.launcher, field_name="run.launcher").load()(
-        config, policy, plugins
-    )
-    launcher.prepare()
-    plugins.hook.vime_before_run(config=config)
+    parts = ready_parts(config, policy, plugins)
     with ExitStack() as stack:
-        model = model_directory(config, plugins)
-        alignment = choose_alignment(config, plugins, model_type(model))
-        tokenizer = load_tokenizer(model)
-        prompts = training_stream(config, plugins, tokenizer)
-        evaluation = evaluation_stream(config, plugins, tokenizer)
-        algorithm = load_algorithm(config, plugins)
+        evaluation = evaluation_stream(config, plugins, parts.tokenizer)
         scorer = stack.enter_context(open_scorer(config, plugins))
         writer = stack.enter_context(RecordWriter.create(config.run.output, _manifest(config, policy, plugins)))
-        rollout = launcher.rollout(model, alignment)
-        stack.callback(rollout.close)
-        trainer = launcher.trainer(model, alignment)
-        stack.callback(trainer.close)
-        _record_start(writer, trainer, rollout, alignment)
-        sinks = _sinks(config, plugins, stack)
+        sides = stack.enter_context(open_sides(parts))
+        _record_start(writer, sides)
         yield Session(
-            config, plugins, tokenizer, prompts, evaluation, scorer, algorithm, rollout, trainer, writer, sinks
+            config=config,
+            plugins=plugins,
+            tokenizer=parts.tokenizer,
+            prompts=parts.prompts,
+            evaluation=evaluation,
+            scorer=scorer,
+            algorithm=parts.algorithm,
+            rollout=sides.rollout,
+            trainer=sides.trainer,
+            writer=writer,
+            sinks=_sinks(config, plugins, stack),
         )
         writer.finish("complete")
 
@@ -101,15 +96,12 @@ def _platform() -> Mapping[str, str]:
     }
 
 
-def _record_start(writer: RecordWriter, trainer: Trainer, rollout: Rollout, alignment: Alignment | None) -> None:
-    reports = [*trainer.processes(), *rollout.processes()]
-    require_same_contract(alignment, reports)
-    initial = digest_tensors(trainer.weights())
-    require_equal_weights(initial, rollout.weight_digests(), 0)
+def _record_start(writer: RecordWriter, sides: Sides) -> None:
+    alignment = sides.parts.alignment
     writer.update_manifest(
-        processes=tuple(ProcessEntry(**asdict(report)) for report in reports),
-        initial_weights=initial,
-        model_root=merkle_root(initial),
+        processes=tuple(ProcessEntry(**asdict(report)) for report in sides.reports),
+        initial_weights=sides.initial_weights,
+        model_root=merkle_root(sides.initial_weights),
         contract="" if alignment is None else alignment.contract.to_json(),
     )
 
