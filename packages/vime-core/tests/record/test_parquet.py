@@ -17,7 +17,8 @@ from vime_core.record.samples import FIELDS, Column, sample_columns, train_colum
 STEP = make_step(0)
 KEYS = [sample.key for sample in STEP.samples]
 COLUMNS = sample_columns(STEP.samples) | train_columns(KEYS, STEP.advantages, [0, 0, 0, 0], STEP.train_log_probs)
-ROWS = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=5), min_size=4, max_size=4)
+SPECIAL = st.sampled_from([0, 0x80000000, 0x7F800000, 0x7FC00000, 0x7FC00001, 0xFFC00000, 0x7F800001, 1])
+ROWS = st.lists(st.lists(SPECIAL | st.integers(0, 2**32 - 1), max_size=5), min_size=4, max_size=4)
 
 
 def same(a: Column, b: Column) -> bool:

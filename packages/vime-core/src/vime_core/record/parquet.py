@@ -1,4 +1,7 @@
-"""Columns of samples as Parquet and back, every bit kept: no dictionaries, since they fold NaNs and signed zeros."""
+"""Columns of samples as Parquet and back, every bit kept.
+
+Plain encoding: log-probs hardly repeat, and no dictionary has to decide whether two NaNs are the same value.
+"""
 
 from __future__ import annotations
 

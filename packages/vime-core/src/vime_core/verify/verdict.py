@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, cast
 
 NOT_CHECKED: Final = 3
 
@@ -38,7 +39,8 @@ class Verdict:
         largest_ulps: the same in units in the last place.
         first: the first place that differs or that prevented the check.
         entropy: nats a token of the distributions that were compared (mean of minus log-prob of sampled tokens).
-        changed: share of weight tensors that training changed.
+        changed: share of what training changed in the weights: of tensors, or of elements where the sentence says so.
+        details: further evidence in the check's own words, plain JSON values.
 
     Raises:
         ValueError: it says that it holds, but compared nothing or found a difference.
@@ -54,6 +56,7 @@ class Verdict:
     first: str = ""
     entropy: float | None = None
     changed: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         clean = self.unequal == 0 and self.largest_ulps == 0 and self.largest_difference == 0.0 and not self.first
@@ -70,7 +73,16 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """All of it as JSON values; a float that JSON cannot hold is its name (``"nan"``)."""
-        return {**{key: json_number(value) for key, value in asdict(self).items()}, "exit_code": self.exit_code}
+        return {**{key: json_value(value) for key, value in asdict(self).items()}, "exit_code": self.exit_code}
+
+
+def json_value(value: Any) -> Any:
+    """`json_number` throughout mappings and sequences."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(one) for one in cast("list[Any]", value)]
+    return json_number(value)
 
 
 def json_number(value: Any) -> Any:

@@ -1,0 +1,311 @@
+"""The verdict *align*: is the trainer's log-prob of every sampled token the engine's, bit for bit?
+
+Pure: from what both sides said to a verdict. `vime_core.verify.align_live` collects it from a live trainer and engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from vime_core.types import Float32Array, SampleKey, SampleRequest
+from vime_core.verify.difference import distance
+from vime_core.verify.layers import TapComparison
+from vime_core.verify.matching import Fault, Scored, matching_faults, sample_name
+from vime_core.verify.spread import spread
+from vime_core.verify.ulps import BitComparison, compare_bits
+from vime_core.verify.verdict import Coverage, Verdict
+
+NAME: Final = "align"
+LEAST_CHANGED: Final = 0.5
+"""Share of bf16 weight elements that every update must change, lest stale weights pass for new ones."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Everything compared at one weight version.
+
+    Args:
+        weight_version: that both sides should hold.
+        requests: what was asked for, in order.
+        engine: what the engine answered, as it came back.
+        trainer: what the trainer scored without gradients.
+        training: the training forward's log-probs, where an optimizer step was taken on these samples.
+        unequal_weights: names of weights whose digests differ between the sides.
+        weights: how many weights were digested on both sides.
+        changed: share of bf16 weight elements that the update to this version changed; None before the first.
+    """
+
+    weight_version: int
+    requests: tuple[SampleRequest, ...]
+    engine: tuple[Scored, ...]
+    trainer: tuple[Scored, ...]
+    training: tuple[Scored, ...] = ()
+    unequal_weights: tuple[str, ...] = ()
+    weights: int = 0
+    changed: float | None = None
+
+
+@dataclass(frozen=True)
+class TokenPlace:
+    """A response token, counted from 0."""
+
+    weight_version: int
+    key: SampleKey
+    token: int
+
+    def __str__(self) -> str:
+        return f"weight version {self.weight_version}, {sample_name(self.key)}, token {self.token}"
+
+
+@dataclass(frozen=True)
+class TokenComparison:
+    """Log-probs of all samples of a phase against one of the trainer's two forwards."""
+
+    forward: str
+    compared: BitComparison
+    mean_difference: float
+    first: TokenPlace | None
+    values: tuple[float, float] | None
+
+    @property
+    def first_sentence(self) -> str:
+        """Where it first differs, in words."""
+        assert self.first is not None
+        assert self.values is not None
+        engine, trainer = (str(np.float32(value)) for value in self.values)
+        return f"{self.first}: {engine} in the engine, {trainer} in the {self.forward}," + (
+            f" {distance(self.compared.first_ulps)}"
+        )
+
+
+def compare_phase(phase: Phase) -> list[TokenComparison]:
+    """The engine's log-probs against the trainer's scoring forward and, where there is one, its training forward.
+
+    The pairing must be without `matching_faults`.
+    """
+    forwards = [("trainer's scoring forward", phase.trainer)]
+    if phase.training:
+        forwards.append(("trainer's training forward", phase.training))
+    return [_compare(name, phase, trainer) for name, trainer in forwards]
+
+
+def _compare(forward: str, phase: Phase, trainer: Sequence[Scored]) -> TokenComparison:
+    by_key = {one.key: one.log_probs for one in trainer}
+    engine, scored = (_joined(rows) for rows in zip(*((o.log_probs, by_key[o.key]) for o in phase.engine), strict=True))
+    compared = compare_bits(engine, scored)
+    with np.errstate(invalid="ignore"):
+        mean = float(np.abs(engine.astype(np.float64) - scored).mean()) if engine.size else 0.0
+    if compared.first is None:
+        return TokenComparison(forward, compared, mean, None, None)
+    place = _place(phase, compared.first)
+    return TokenComparison(forward, compared, mean, place, (engine[compared.first], scored[compared.first]))
+
+
+def _place(phase: Phase, flat: int) -> TokenPlace:
+    for one in phase.engine:
+        if flat < len(one.log_probs):
+            return TokenPlace(phase.weight_version, one.key, flat)
+        flat -= len(one.log_probs)
+    raise IndexError(flat)
+
+
+def _joined(rows: Sequence[Float32Array]) -> Float32Array:
+    return np.concatenate([*rows, np.zeros(0, dtype=np.float32)])
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a live comparison adds to the phases.
+
+    Args:
+        contract: id of the alignment contract; empty when none was promised.
+        taps: taps of both sides for some samples (``--layers``).
+        cause: what further experiments say about a difference; a clause.
+    """
+
+    contract: str = ""
+    taps: tuple[tuple[SampleKey, TapComparison], ...] = ()
+    cause: str = ""
+
+
+def align_verdict(phases: Sequence[Phase], findings: Findings | None = None) -> Verdict:
+    """The verdict on what was collected.
+
+    Holds when every requested sample was answered and scored once and whole, with the weight version that both sides
+    should hold; when every log-prob of the engine has the bits of both of the trainer's forwards, none of them NaN,
+    and every compared tap too; and when this could have shown a fault: log-probs vary, and each update changed at
+    least `LEAST_CHANGED` of the weight elements.
+    """
+    found = findings or Findings()
+    faults = [(phase, fault) for phase in phases for fault in phase_faults(phase)]
+    if faults:
+        return _with_faults(faults, phases)
+    return next(verdict for verdict in _in_order(phases, found) if verdict is not None)
+
+
+def phase_faults(phase: Phase) -> list[Fault]:
+    """`matching_faults` of both forwards."""
+    faults = matching_faults(phase.requests, phase.engine, phase.trainer, phase.weight_version)
+    if phase.training and not faults:
+        faults = matching_faults(phase.requests, phase.engine, phase.training, phase.weight_version)
+    return faults
+
+
+def _with_faults(faults: Sequence[tuple[Phase, Fault]], phases: Sequence[Phase]) -> Verdict:
+    phase, fault = faults[0]
+    more = f" ({len(faults)} such faults)" if len(faults) > 1 else ""
+    return Verdict(
+        NAME,
+        False,
+        f"Align does not hold: samples cannot be paired at weight version {phase.weight_version}; {fault}{more}.",
+        coverage=Coverage(steps=len(phases)),
+        unequal=len(faults),
+        first=f"weight version {phase.weight_version}, {fault.place}",
+    )
+
+
+def _in_order(phases: Sequence[Phase], found: Findings) -> Iterator[Verdict | None]:
+    compared = [(phase, comparison) for phase in phases for comparison in compare_phase(phase)]
+    evidence = _evidence(phases, found, [comparison for _, comparison in compared])
+    yield _other_weights(phases, evidence)
+    yield _unequal(compared, evidence, found)
+    yield _unequal_taps(evidence, found)
+    yield _idle(phases, evidence)
+    yield _holds(evidence, found)
+
+
+def _evidence(phases: Sequence[Phase], found: Findings, compared: Sequence[TokenComparison]) -> Verdict:
+    """A verdict without an outcome that already holds everything that was measured."""
+    log_probs = [one.log_probs for phase in phases for one in phase.engine]
+    scoring = [comparison for comparison in compared if comparison.forward == "trainer's scoring forward"]
+    coverage = Coverage(
+        steps=len(phases),
+        samples=len(log_probs),
+        tokens=sum(comparison.compared.compared for comparison in scoring),
+        tensors=sum(phase.weights for phase in phases) + sum(len(taps.taps) for _, taps in found.taps),
+    )
+    shares = [phase.changed for phase in phases if phase.changed is not None]
+    details = {
+        "contract": found.contract,
+        "phases": [_phase_json(phase) for phase in phases],
+        "layers": [{"sample": list(key), **asdict(taps)} for key, taps in found.taps],
+        "cause": found.cause,
+    }
+    entropy = spread(log_probs).entropy
+    return Verdict(
+        NAME, None, "", coverage, entropy=entropy, changed=min(shares, default=None), details=details
+    )
+
+
+def _phase_json(phase: Phase) -> dict[str, object]:
+    return {
+        "weight_version": phase.weight_version,
+        "changed": phase.changed,
+        "samples": len(phase.engine),
+        "forwards": [
+            {"forward": c.forward, **asdict(c.compared), "mean_difference": c.mean_difference}
+            for c in compare_phase(phase)
+        ],
+    }
+
+
+def _other_weights(phases: Sequence[Phase], evidence: Verdict) -> Verdict | None:
+    for phase in phases:
+        if names := phase.unequal_weights:
+            place = f"weight version {phase.weight_version}, weight {names[0]!r}"
+            more = f" ({len(names)} of {phase.weights} weights)" if len(names) > 1 else ""
+            why = f"the engine's kernels read another {names[0]!r} than the trainer holds at {place.split(',')[0]}{more}"
+            return _fails(evidence, why, len(names), place)
+    return None
+
+
+def _unequal(
+    compared: Sequence[tuple[Phase, TokenComparison]], evidence: Verdict, found: Findings
+) -> Verdict | None:
+    unequal = [comparison for _, comparison in compared if comparison.compared.unequal]
+    if not unequal:
+        return None
+    bits = [comparison.compared for comparison in unequal]
+    nan = sum(one.nan for one in bits)
+    total = sum(comparison.compared.compared for _, comparison in compared)
+    worst = math.nan if nan else max(one.largest_difference for one in bits)
+    ulps = max(one.largest_ulps for one in bits)
+    count = sum(one.unequal for one in bits)
+    mean = max(comparison.mean_difference for comparison in unequal)
+    numbers = f"{nan} of them NaN" if nan else f"by at most {worst:.3g} nats ({ulps} ulps), {mean:.3g} in the mean"
+    why = f"{count} of {total} compared log-probs have other bits, {numbers}; first {unequal[0].first_sentence}"
+    verdict = _fails(evidence, why + _suspect(found), count, str(unequal[0].first))
+    return replace(verdict, largest_difference=worst, largest_ulps=ulps)
+
+
+def _suspect(found: Findings) -> str:
+    first = next(((key, taps.first) for key, taps in found.taps if taps.first), None)
+    where = f"; first unequal tap, of {sample_name(first[0])}: {first[1]}" if first else ""
+    if not found.contract:
+        return f"{where}; no alignment contract is configured (alignment.contract), so none was promised"
+    return where + (f"; {found.cause}" if found.cause else "")
+
+
+def _unequal_taps(evidence: Verdict, found: Findings) -> Verdict | None:
+    for key, taps in found.taps:
+        place = f"taps, {sample_name(key)}"
+        if taps.first:
+            why = f"every log-prob is equal, but a tap is not; {sample_name(key)}, {taps.first}"
+            verdict = _fails(evidence, why, taps.unequal, f"{place}, {taps.first.tap}, position {taps.first.position}")
+            sizes = [tap.largest_difference for tap in taps.taps]
+            worst = math.nan if any(map(math.isnan, sizes)) else max(sizes)
+            return replace(verdict, largest_difference=worst, largest_ulps=max(t.largest_ulps for t in taps.taps))
+        if taps.faults:
+            why = f"taps of {sample_name(key)} cannot be paired; {taps.faults[0]} ({len(taps.faults)} such faults)"
+            return _fails(evidence, why, len(taps.faults), f"{place}, {taps.faults[0]}")
+    return None
+
+
+def _fails(evidence: Verdict, why: str, unequal: int, first: str) -> Verdict:
+    return replace(evidence, holds=False, sentence=f"Align does not hold: {why}.", unequal=unequal, first=first)
+
+
+def _idle(phases: Sequence[Phase], evidence: Verdict) -> Verdict | None:
+    """The verdict when equality would mean nothing; None when it means something."""
+    for phase in phases:
+        values = spread([one.log_probs for one in phase.engine])
+        at = f"at weight version {phase.weight_version}"
+        if not sum(len(one.log_probs) for one in phase.engine):
+            return _because(evidence, f"no sampled token was compared {at}", f"weight version {phase.weight_version}")
+        if values.near_constant:
+            why = (
+                f"the log-probs hardly vary {at} (standard deviation {values.deviation:.2g} nats around an entropy of"
+                f" {values.entropy:.3f}), so a fault could not show in them"
+            )
+            return _because(evidence, why, "log-probs")
+        if phase.changed is not None and phase.changed < LEAST_CHANGED:
+            why = (
+                f"the update to weight version {phase.weight_version} changed {phase.changed:.1%} of the bf16 weight"
+                f" elements, less than {LEAST_CHANGED:.0%}, so old weights could pass for new ones"
+            )
+            return _because(evidence, why, "weights")
+    if len(phases) < 2:
+        return _because(evidence, "no log-probs were compared after a weight update", "weights")
+    return None
+
+
+def _because(evidence: Verdict, why: str, first: str) -> Verdict:
+    return replace(evidence, sentence=f"Align could not be checked: {why}.", first=first)
+
+
+def _holds(evidence: Verdict, found: Findings) -> Verdict:
+    covered = evidence.coverage
+    taps = sum(len(one.taps) for _, one in found.taps)
+    layers = f", and of all {taps} taps of {len(found.taps)} of them," if taps else ""
+    sentence = (
+        f"Align holds: the trainer's log-prob of every sampled token{layers} has the engine's bits ({covered.samples}"
+        f" samples and {covered.tokens} tokens over {covered.steps} weight versions, 0 unequal); every update changed"
+        f" at least {evidence.changed or 0:.1%} of the bf16 weight elements, and the sampled distributions had"
+        f" {evidence.entropy:.3f} nats of entropy a token."
+    )
+    return replace(evidence, holds=True, sentence=sentence)

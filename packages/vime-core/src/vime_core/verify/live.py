@@ -1,0 +1,135 @@
+"""What verdicts do with two live sides: generate, score, take optimizer steps, update the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from vime_core.backends import Microbatches, NamedTensors, Trainer
+from vime_core.config.schema import RunConfig
+from vime_core.loop.prompts import training_requests
+from vime_core.loop.sides import Parts, Sides
+from vime_core.record.digest import digest_tensors
+from vime_core.types import Completion, Float32Array, Sample, SampleKey, SampleRequest, TrainSequence, in_sample_order
+from vime_core.verify.matching import Scored
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UPDATE_LR: Final = 1e-3
+"""Learning rate of the optimizer steps that verdicts take: large enough that bf16 weights move."""
+
+
+@dataclass
+class GradientDigests:
+    """A `vime_core.backends.StateObserver` that keeps a digest of each gradient."""
+
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+
+    def gradients(self, tensors: NamedTensors) -> None:
+        self.digests = digest_tensors(tensors)
+
+
+def with_learning_rate(config: RunConfig, lr: float) -> RunConfig:
+    """The configuration with another learning rate, without warm-up."""
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"lr": lr, "warmup_steps": 0})})
+
+
+def first_requests(parts: Parts, samples: int) -> list[SampleRequest]:
+    """The first ``samples`` requests that a run of this configuration makes; 0: those of its first step."""
+    config = parts.config
+    requests = training_requests(config, 0, parts.prompts.step(0))
+    step = 1
+    while len(requests) < samples:
+        requests += training_requests(config, step, parts.prompts.step(step))
+        step += 1
+    return requests[:samples] if samples else requests
+
+
+def answers(completions: Iterable[Completion]) -> list[Scored]:
+    """The engine's completions as it returned them."""
+    return [Scored(c.key, c.tokens, c.log_probs, c.weight_version) for c in completions]
+
+
+def sequences_of(requests: Sequence[SampleRequest], completions: Sequence[Completion]) -> list[TrainSequence]:
+    """What the trainer scores: prompt of the request and response of the completion with its key, in sample order.
+
+    Completions of keys that nobody asked for are left out; `matching_faults` names them.
+    """
+    prompts = {request.key: request.prompt_tokens for request in requests}
+    first = {c.key: c for c in reversed(completions) if c.key in prompts}
+    return [scoring_sequence(c.key, prompts[c.key], c.tokens) for c in in_sample_order(list(first.values()))]
+
+
+def scoring_sequence(key: SampleKey, prompt: tuple[int, ...], response: tuple[int, ...]) -> TrainSequence:
+    """A sequence without a gradient of its own."""
+    zeros = np.zeros(len(response), dtype=np.float32)
+    return TrainSequence(key, prompt + response, len(prompt), zeros, zeros)
+
+
+def score(sides: Sides, sequences: Sequence[TrainSequence], weight_version: int) -> list[Scored]:
+    """The trainer's log-probs without gradients, as it returned them."""
+    microbatches = sides.parts.algorithm.microbatches(sequences)
+    return paired(microbatches, sides.trainer.log_probs(microbatches), weight_version)
+
+
+def paired(microbatches: Microbatches, values: Sequence[Float32Array], weight_version: int) -> list[Scored]:
+    """What a trainer returned with the sequences that it belongs to; what is missing stays missing."""
+    flat = [sequence for microbatch in microbatches for sequence in microbatch]
+    return [
+        Scored(s.key, s.tokens[s.response_start :], v, weight_version) for s, v in zip(flat, values, strict=False)
+    ]
+
+
+def take_step(
+    sides: Sides, requests: Sequence[SampleRequest], completions: Sequence[Completion], weight_version: int
+) -> list[Scored]:
+    """One optimizer step on all samples, rewarded +1 and -1 in turns, whatever the run's reward says of them.
+
+    Returns:
+        The training forward's log-probs, of ``weight_version``.
+    """
+    algorithm = sides.parts.algorithm
+    samples = [_sample(r, c) for r, c in zip(requests, completions, strict=True)]
+    signs = np.array([1.0 if number % 2 else -1.0 for number in range(len(samples))], dtype=np.float32)
+    sequences = [sequence for part in algorithm.minibatches(samples, signs) for sequence in part]
+    microbatches = algorithm.microbatches(sequences)
+    result = sides.trainer.train_step(microbatches, algorithm.loss, GradientDigests())
+    return paired(microbatches, result.log_probs, weight_version)
+
+
+def _sample(request: SampleRequest, completion: Completion) -> Sample:
+    return Sample(
+        prompt_index=request.prompt_index,
+        sample_index=request.sample_index,
+        dataset_index=0,
+        prompt_tokens=request.prompt_tokens,
+        response_tokens=completion.tokens,
+        rollout_log_probs=completion.log_probs,
+        loss_mask=(True,) * len(completion.tokens),
+        reward=0.0,
+        weight_version=completion.weight_version,
+        finish_reason=completion.finish_reason,
+        seed=request.seed,
+    )
+
+
+def bfloat16_weights(trainer: Trainer) -> dict[str, Tensor]:
+    """Copies of the trainer's weights by HF name, rounded to bfloat16 where they are not."""
+    import torch
+
+    return {name: tensor.detach().to(torch.bfloat16, copy=True) for name, tensor in trainer.weights()}
+
+
+def changed_share(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """Share of all weight elements whose bits differ; 0 without elements. Raises KeyError for a missing tensor."""
+    import torch
+
+    total = sum(tensor.numel() for tensor in before.values())
+    changed = sum(
+        int((tensor.view(torch.int16) != after[name].view(torch.int16)).sum()) for name, tensor in before.items()
+    )
+    return changed / total if total else 0.0

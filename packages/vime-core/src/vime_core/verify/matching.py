@@ -1,0 +1,122 @@
+"""Do two sides speak of the same samples? Each requested one once, whole, in order, of the right weights.
+
+A comparison of log-probs is worth what its pairing is worth, so everything that could pair the wrong values is a fault
+of its own, named, and found before any value is looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vime_core.types import Float32Array, SampleKey, SampleRequest
+
+Side = Literal["engine", "trainer"]
+FaultKind = Literal[
+    "equal seeds",
+    "duplicated sample",
+    "missing sample",
+    "foreign sample",
+    "collection order",
+    "weight version",
+    "dropped token",
+    "other tokens",
+]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one side says of a sample: its response tokens and their log-probs, fp32 [R], of one weight version."""
+
+    key: SampleKey
+    tokens: tuple[int, ...]
+    log_probs: Float32Array
+    weight_version: int
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that is not as it must be before log-probs can be compared. ``str`` of it is a clause."""
+
+    kind: FaultKind
+    key: SampleKey
+    what: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind}, {sample_name(self.key)}"
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {sample_name(self.key)}: {self.what}"
+
+
+def sample_name(key: SampleKey) -> str:
+    """``prompt 3, sample 1``."""
+    return f"prompt {key[0]}, sample {key[1]}"
+
+
+def matching_faults(
+    requests: Sequence[SampleRequest], engine: Sequence[Scored], trainer: Sequence[Scored], weight_version: int
+) -> list[Fault]:
+    """Every fault of pairing: ``engine`` as it came back from the requests, ``trainer`` as it scored them.
+
+    The trainer may score in any order, since packing decides it; the engine may not.
+    """
+    faults = [*_seeds(requests)]
+    wanted = [request.key for request in requests]
+    sides: tuple[tuple[Side, Sequence[Scored]], ...] = (("engine", engine), ("trainer", trainer))
+    for side, scored in sides:
+        faults += _keys(side, wanted, [one.key for one in scored])
+        faults += (fault for one in scored for fault in _whole(side, one, weight_version))
+    if not faults:
+        faults += _order(wanted, [one.key for one in engine])
+        faults += _tokens(engine, trainer)
+    return faults
+
+
+def _seeds(requests: Sequence[SampleRequest]) -> Iterator[Fault]:
+    first: dict[int, SampleKey] = {}
+    for request in requests:
+        other = first.setdefault(request.seed, request.key)
+        if other != request.key:
+            yield Fault("equal seeds", request.key, f"it has the seed {request.seed} of {sample_name(other)}")
+
+
+def _keys(side: Side, wanted: Sequence[SampleKey], found: Sequence[SampleKey]) -> Iterator[Fault]:
+    counts = Counter(found)
+    for key, count in counts.items():
+        if count > 1:
+            yield Fault("duplicated sample", key, f"the {side} answered it {count} times")
+        if key not in set(wanted):
+            yield Fault("foreign sample", key, f"the {side} answered it, and nobody asked for it")
+    for key in wanted:
+        if key not in counts:
+            yield Fault("missing sample", key, f"the {side} did not answer it")
+
+
+def _whole(side: Side, one: Scored, weight_version: int) -> Iterator[Fault]:
+    if one.weight_version != weight_version:
+        what = f"the {side} computed it with weight version {one.weight_version}, not {weight_version}"
+        yield Fault("weight version", one.key, what)
+    if len(one.log_probs) != len(one.tokens):
+        what = f"the {side} has {len(one.log_probs)} log-probs for {len(one.tokens)} tokens"
+        yield Fault("dropped token", one.key, what)
+
+
+def _order(wanted: Sequence[SampleKey], found: Sequence[SampleKey]) -> Iterator[Fault]:
+    for place, (asked, came) in enumerate(zip(wanted, found, strict=True)):
+        if asked != came:
+            what = f"the engine answered it at place {place}, where {sample_name(asked)} was asked for"
+            yield Fault("collection order", came, what)
+            return
+
+
+def _tokens(engine: Sequence[Scored], trainer: Sequence[Scored]) -> Iterator[Fault]:
+    scored = {one.key: one.tokens for one in trainer}
+    for one in engine:
+        if (other := scored[one.key]) != one.tokens:
+            shorter = "dropped token" if len(other) != len(one.tokens) else "other tokens"
+            what = f"the engine sampled {len(one.tokens)} tokens, the trainer scored {len(other)} of other ids or length"
+            yield Fault(shorter, one.key, what)
