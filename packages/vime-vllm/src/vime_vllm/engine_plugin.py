@@ -1,7 +1,7 @@
 """vLLM loads this in every one of its processes, vime's or not (entry point group ``vllm.general_plugins``).
 
-In a process of anybody else's it only adds one name to a table. In the core of a vime engine it also adds a method
-that reports what is effective there.
+In a process of anybody else's it only adds one name to a table. A process of a vime engine also ends with its driver,
+and its core gets a method that reports what is effective there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
+from vime_vllm.engine_side.orphan import end_with
 from vime_vllm.environment import OWNER
 
 TRANSFER_BACKEND = "vime"
@@ -23,9 +24,12 @@ def register() -> None:
         factory = import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
         with suppress(ValueError):
             factory.register_engine(TRANSFER_BACKEND, "vime_vllm.engine_side.transfer", "VimeTransferEngine")
+    if not is_engine_process():
+        return
+    end_with(int(os.environ[OWNER]))
     # Only an engine core has this module when vLLM loads its plugins.
     core = sys.modules.get("vllm.v1.engine.core")
-    if core is not None and is_engine_process():
+    if core is not None:
         from vime_vllm.engine_side.report import core_report
 
         core.EngineCore.vime_report = core_report

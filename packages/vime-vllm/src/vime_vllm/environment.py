@@ -34,6 +34,8 @@ _REPORTED_PREFIXES: Final = (
 _REPORTED_NAMES: Final = frozenset(
     {"HF_HUB_OFFLINE", "LD_PRELOAD", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "NUMEXPR_MAX_THREADS"}
 )
+_PER_RUN: Final = frozenset({OWNER, "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"})
+"""Process ids and random names: different in every run, and nothing that decides a number."""
 _SECRET_SUFFIXES: Final = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 
 
@@ -67,7 +69,7 @@ def reported_environment() -> dict[str, str]:
 
 
 def _is_reported(name: str) -> bool:
-    if name.endswith(_SECRET_SUFFIXES):
+    if name in _PER_RUN or name.endswith(_SECRET_SUFFIXES):
         return False
     return name in _REPORTED_NAMES or name.startswith(_REPORTED_PREFIXES)
 

@@ -13,7 +13,7 @@ from vime_vllm.client import EngineClient
 def process_reports(engine: EngineClient, stop_token_ids: Sequence[int]) -> list[ProcessReport]:
     """One report a process, read back in it; a core that computes in its own process has one report for both."""
     core = engine.core_report()
-    core["settings"] |= {"stop_token_ids": list(stop_token_ids), "engine_log": str(engine.log)}
+    core["settings"] |= {"stop_token_ids": list(stop_token_ids)}
     by_pid: dict[int, dict[str, Any]] = {}
     for report in [core, *engine.on_workers("vime_report")]:
         earlier = by_pid.setdefault(report["pid"], report)
