@@ -13,9 +13,16 @@ from vime_core.backends import TrainerContext
 from vime_core.determinism.policy import OFF, REPRODUCIBLE, RolePolicy
 from vime_core.errors import BackendError, ConfigError, PluginError, PolicyError
 from vime_megatron import requirement
+from vime_megatron.conversion.gguf import convert_gguf
 from vime_megatron.options import MegatronOptions
+from vime_megatron.sources.random_qwen2 import RandomQwen2Options, make_random_qwen2
 from vime_megatron.testing import run_config
 from vime_megatron.trainer import open_trainer
+
+
+def converted(cache: Path) -> Path:
+    (cache / "a.gguf").touch()
+    return convert_gguf(cache / "a.gguf", cache / "out")
 
 
 def test_a_trainer_leaves_the_process_as_it_was(llama: Path, open_at: Callable[..., Any]) -> None:
@@ -116,3 +123,15 @@ def test_another_megatron_is_refused(llama: Path, open_at: Callable[..., Any], m
     monkeypatch.setattr(requirement, "version", lambda _: "0.16.1")
     with pytest.raises(PluginError, match=r"megatron-core 0\.16\.1 is installed"):
         open_at(llama)
+
+
+@pytest.mark.parametrize("needs", [lambda cache: make_random_qwen2(RandomQwen2Options(), cache), converted])
+def test_absent_transformers_is_one_clear_error(
+    needs: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise requirement.PackageNotFoundError(name)
+
+    monkeypatch.setattr(requirement, "version", absent)
+    with pytest.raises(PluginError, match=r"needs transformers.*\n.*pip install 'vime-megatron\["):
+        needs(tmp_path)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -46,8 +46,11 @@ class PolicyModel(GPTModel):
             position_embedding_type="none",
             share_embeddings_and_output_weights=blueprint.tied,
         )
-        table = rope_table(blueprint.rope, blueprint.head_dim, context)
-        self.register_buffer("rope_table", table, persistent=False)
+        self.register_buffer("rope_table", self.make_rope_table(blueprint, context), persistent=False)
+
+    def make_rope_table(self, blueprint: Blueprint, context: int) -> Tensor:
+        """Cosines and sines, fp32 [2, context, head_dim / 2]."""
+        return rope_table(blueprint.rope, blueprint.head_dim, context)
 
     def hidden_states(self, batch: PackedMicrobatch) -> Tensor:
         """Final hidden states of every input token, [T, hidden] in the training dtype."""
@@ -83,6 +86,7 @@ def build_model(
     context: int,
     tensor_parallel: int = 1,
     deterministic: bool = False,
+    make: Callable[[TransformerConfig, Blueprint, int], PolicyModel] = PolicyModel,
 ) -> PolicyModel:
     """Build the model and load the directory's weights, rounded to ``dtype``, on this process's device.
 
@@ -90,6 +94,7 @@ def build_model(
         dtype: a key of `DTYPES`.
         context: most tokens of one sequence.
         deterministic: Megatron's ``deterministic_mode``.
+        make: `PolicyModel`, or what stands in its place.
 
     Raises:
         ConfigError: the weights do not fit the configuration, or ``context`` exceeds the model's.
@@ -102,7 +107,7 @@ def build_model(
         )
     config = _transformer_config(blueprint, DTYPES[dtype], tensor_parallel, deterministic)
     with unchanged_environment(), cuda_bridge():
-        model = PolicyModel(config, blueprint, context)
+        model = make(config, blueprint, context)
     _load(model, directory, blueprint)
     for parameter in model.parameters():  # the rotary table, a buffer, stays fp32
         parameter.data = parameter.data.to(DTYPES[dtype])

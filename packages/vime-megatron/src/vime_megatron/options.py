@@ -13,6 +13,8 @@ from vime_core.plugins.types import Options
 class MegatronOptions(Options):
     """Options of the Megatron-core trainer."""
 
-    spec: Literal["local"] = Field("local", description="Layer specification: Megatron's own modules.")
+    spec: Literal["auto", "local", "aligned"] = Field(
+        "auto", description="Modules: Megatron's own (local), the contract's (aligned), or as alignment.contract says."
+    )
     tensor_parallel: PositiveInt = Field(1, description="Ranks that share each tensor.")
     data_parallel: PositiveInt = Field(1, description="Ranks that share a step's microbatches.")

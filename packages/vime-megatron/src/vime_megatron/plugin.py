@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vime_core.plugins import ModelSource, ModelStructure, TrainerBackend, hookimpl
+from vime_core.plugins import AlignedSide, ModelSource, ModelStructure, TrainerBackend, hookimpl
 
 
 @hookimpl
@@ -25,6 +25,19 @@ def vime_model_structures() -> Iterable[ModelStructure]:
     yield ModelStructure("qwen2", "Qwen2 and Qwen2.5, dense.", f"{dense}:QWEN2", backend="megatron")
     yield ModelStructure("qwen3", "Qwen3, dense, with QK norm.", f"{dense}:QWEN3", backend="megatron")
     yield ModelStructure("llama", "Llama 2 and 3, SmolLM2.", f"{dense}:LLAMA", backend="megatron")
+
+
+@hookimpl
+def vime_aligned_sides() -> Iterable[AlignedSide]:
+    """How this trainer keeps the dense contract."""
+    yield AlignedSide(
+        "dense/v1 megatron",
+        "Megatron modules from the operations of dense/v1; one rank to a tensor.",
+        "vime_megatron.aligned.dense:DENSE",
+        backend="megatron",
+        contract="dense/v1",
+        structures=("qwen2", "qwen3", "llama"),
+    )
 
 
 @hookimpl

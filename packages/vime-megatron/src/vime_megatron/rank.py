@@ -5,22 +5,26 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vime_core.backends import LossFunction, Microbatches, StateObserver, TrainerContext
-from vime_core.errors import BackendError
+from vime_core.alignment.taps import recording
+from vime_core.backends import LossFunction, Microbatches, StateObserver, Taps, TrainerContext
+from vime_core.errors import BackendError, PolicyError
 from vime_core.types import Float32Array, ProcessReport, TrainSequence, TrainStepResult
 from vime_megatron.accumulate import StepTotals, score_tokens
+from vime_megatron.aligned.holding import hold_contract
+from vime_megatron.aligned.recompute import recomputing
 from vime_megatron.checkpoint import identity, load_checkpoint, save_checkpoint
 from vime_megatron.cpu_bridge import backend, device
 from vime_megatron.determinism import deterministic, process_settings
 from vime_megatron.mapping import to_hf
-from vime_megatron.model import build_model
+from vime_megatron.model import PolicyModel, build_model
 from vime_megatron.model_directory import read_model_directory
 from vime_megatron.optimization import Optimization
 from vime_megatron.options import MegatronOptions
@@ -39,6 +43,7 @@ class TrainerRank:
         self._ranks = ranks
         self._temperature = context.config.sampling.temperature
         self._deterministic = deterministic(context.policy.trainer.flags)
+        self._held = hold_contract(context.alignment, options.spec, options.tensor_parallel)
         directory = read_model_directory(context.model_directory)
         self._blueprint = find_structure(directory.model_type, context.config.plugins).blueprint(directory.config)
         trainer = context.config.trainer
@@ -52,7 +57,9 @@ class TrainerRank:
                 context=context.config.rollout.context_length,
                 tensor_parallel=options.tensor_parallel,
                 deterministic=self._deterministic,
+                make=PolicyModel if self._held is None else self._held.model,
             )
+            self._contract_settings()  # refuses a model that computes outside the contract
             self._identity = identity(directory.model_type, dict(self._model.named_parameters()), trainer)
             self._optimization = Optimization(self._model, trainer)
             self._release = weakref.finalize(self, stack.pop_all().close)  # also when the interpreter ends
@@ -68,19 +75,44 @@ class TrainerRank:
 
     def train_step(self, microbatches: Microbatches, loss: LossFunction, observer: StateObserver) -> TrainStepResult:
         """See `vime_core.backends.Trainer`."""
-        totals = StepTotals()
-        self._optimization.zero_gradients()
-        for index, sequences in enumerate(microbatches):
-            batch = self._pack(sequences)
-            log_probs: Tensor = self._optimization.model(batch, self._temperature)
-            tokens = score_tokens(index, sequences, batch, log_probs, loss)
-            tokens.weighted_loss.backward()
-            totals.add(tokens)
-        self._optimization.reduce_gradients()
-        _require_finite(self._optimization.gradients())
+        totals = self._accumulate(microbatches, loss)
         observer.gradients(self._optimization.gradients())
         norm, learning_rate = self._optimization.step()
         return totals.result(norm, learning_rate)
+
+    def gradients(
+        self, microbatches: Microbatches, loss: LossFunction, *, recompute: bool = False
+    ) -> dict[str, Tensor]:
+        """See `vime_core.backends.AlignedTrainer`.
+
+        Args:
+            microbatches: as for `train_step`.
+            loss: per-token loss.
+            recompute: run each layer's forward again in the backward instead of keeping what it computed.
+        """
+        try:
+            with recomputing(self._model) if recompute else nullcontext():
+                self._accumulate(microbatches, loss)
+            copies = {name: gradient.clone() for name, gradient in self._optimization.gradients()}
+        finally:
+            self._optimization.zero_gradients()
+        return dict(to_hf(copies, self._blueprint.rules))
+
+    def record_taps(self, sequence: TrainSequence) -> Taps:
+        """See `vime_core.backends.AlignedTrainer`.
+
+        Raises:
+            PolicyError: the run keeps no contract, so the model's modules have no taps.
+        """
+        if self._held is None:
+            raise PolicyError(
+                "taps were asked of a trainer that keeps no contract: alignment.contract is empty",
+                remedy="Set alignment.contract, such as dense/v1.",
+                code="VIME-ALIGN-038",
+            )
+        with torch.no_grad(), recording() as taps:
+            self._model(self._pack([sequence]), self._temperature)
+        return taps.tensors()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `vime_core.backends.Trainer`. Tensors may be views of live weights: read them before the next step."""
@@ -103,17 +135,35 @@ class TrainerRank:
         """See `vime_core.backends.Trainer`."""
         settings = {
             "dtype": self._context.config.trainer.dtype,
-            "spec": self._options.spec,
+            "spec": "local" if self._held is None else "aligned",
             "tensor_parallel": self._options.tensor_parallel,
             "data_parallel": self._options.data_parallel,
             "collectives": backend(),
             "deterministic_mode": self._deterministic,
+            **self._contract_settings(),
         }
         return [process_report(self._ranks.rank, self._context.policy.trainer.environment, settings)]
 
     def close(self) -> None:
         """Give back process groups and torch settings. Further calls do nothing."""
         self._release()
+
+    def _accumulate(self, microbatches: Microbatches, loss: LossFunction) -> StepTotals:
+        """Leave the step's gradients in the buffers, summed over microbatches and ranks."""
+        totals = StepTotals()
+        self._optimization.zero_gradients()
+        for index, sequences in enumerate(microbatches):
+            batch = self._pack(sequences)
+            log_probs: Tensor = self._optimization.model(batch, self._temperature)
+            tokens = score_tokens(index, sequences, batch, log_probs, loss)
+            tokens.weighted_loss.backward()
+            totals.add(tokens)
+        self._optimization.reduce_gradients()
+        _require_finite(self._optimization.gradients())
+        return totals
+
+    def _contract_settings(self) -> Mapping[str, Any]:
+        return {} if self._held is None else self._held.settings(self._model)
 
     def _pack(self, sequences: Sequence[TrainSequence]) -> PackedMicrobatch:
         limit, vocabulary = self._context.config.rollout.context_length, self._blueprint.vocabulary

@@ -14,6 +14,7 @@ import torch
 from vime_core.determinism.environment import read_back
 from vime_core.types import ProcessReport
 
+_memory: Any = torch.utils.deterministic
 PACKAGES = ("torch", "megatron-core", "numpy", "safetensors", "transformer-engine")
 
 
@@ -42,6 +43,7 @@ def _torch_settings() -> dict[str, Any]:
         "interop_threads": torch.get_num_interop_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "fill_uninitialized_memory": _memory.fill_uninitialized_memory,
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

@@ -1,4 +1,4 @@
-"""One clear error where Megatron-core is absent or of another version."""
+"""One clear error where a package is absent or of another version."""
 
 from __future__ import annotations
 
@@ -23,6 +23,23 @@ def require_megatron() -> str:
     if found.split(".")[:2] != TESTED.split(".")[:2]:
         raise _unusable(f"megatron-core {found} is installed, but this package works with {TESTED[:4]}.x")
     return found
+
+
+def require_transformers(needed_by: str, extra: str) -> None:
+    """Raise PluginError when transformers is absent.
+
+    Args:
+        needed_by: what needs it, as a configuration names it.
+        extra: of this package, that brings it.
+    """
+    try:
+        version("transformers")
+    except PackageNotFoundError:
+        raise PluginError(
+            f"{needed_by} needs transformers, which is not installed",
+            remedy=f"Run: pip install 'vime-megatron[{extra}]'",
+            code="VIME-PLUGIN-022",
+        ) from None
 
 
 def _unusable(message: str) -> PluginError:

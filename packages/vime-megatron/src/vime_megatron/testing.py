@@ -30,7 +30,7 @@ SHAPE: Mapping[str, int] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-PPO: LossFunction = partial(ppo_clip, options=PpoClipOptions())
+PPO: LossFunction = partial(ppo_clip, options=PpoClipOptions.model_validate({}))
 
 
 class Observed:

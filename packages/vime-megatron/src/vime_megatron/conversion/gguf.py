@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vime_core.errors import ConfigError
 from vime_megatron.model_directory import read_model_directory
+from vime_megatron.requirement import require_transformers
 
 
 def convert_gguf(gguf: Path, output: Path) -> Path:
@@ -23,6 +24,7 @@ def convert_gguf(gguf: Path, output: Path) -> Path:
         output: the directory to make; it must not exist.
 
     Raises:
+        PluginError: transformers is absent.
         ConfigError: ``output`` exists, ``gguf`` is missing or unreadable, or what was written differs when read back.
     """
     if output.exists():
@@ -33,6 +35,7 @@ def convert_gguf(gguf: Path, output: Path) -> Path:
         )
     if not gguf.is_file():
         raise ConfigError(f"GGUF file {str(gguf)!r} does not exist", remedy="Correct the path.", code="VIME-CONFIG-046")
+    require_transformers("reading GGUF files", "gguf")
     model, tokenizer = _load(gguf)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)

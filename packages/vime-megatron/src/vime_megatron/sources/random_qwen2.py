@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from vime_core.config.schema import NonNegativeInt, PositiveInt
 from vime_core.plugins.types import Options
+from vime_megatron.requirement import require_transformers
 from vime_megatron.sources.cache import cache_key, make_once
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ class RandomQwen2Options(Options):
 
 
 def make_random_qwen2(options: RandomQwen2Options, cache_dir: Path) -> Path:
-    """The model's directory in the cache, made when it is not there."""
+    """The model's directory in the cache, made when it is not there.
+
+    Raises:
+        PluginError: transformers is absent.
+    """
     key = cache_key({"format": FORMAT, **options.model_dump()})
+    require_transformers("model.source = 'random-qwen2'", "megatron")
     place = cache_dir.expanduser() / "random-qwen2" / key
     return make_once(place, lambda directory: _write(options, directory))
 

@@ -1,0 +1,42 @@
+"""What travels through Megatron beside the hidden states: positions, lengths and rotary table of a pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from vime_core.alignment.taps import layer_tap, tap
+
+
+@dataclass
+class AlignedSequences(PackedSeqParams):
+    """A pack of T tokens.
+
+    Args:
+        positions: int64 [T], from 0 in every sequence.
+        cu_seqlens: int64 [B + 1], the first token of each sequence, and T.
+        rope_table: fp32 [context, R], of the model's own length.
+    """
+
+    positions: Tensor = cast("Any", None)
+    cu_seqlens: Tensor = cast("Any", None)
+    rope_table: Tensor = cast("Any", None)
+
+
+@dataclass(frozen=True)
+class LayerTaps:
+    """Hands over what a layer computed, under the names that both sides use.
+
+    Args:
+        layer: from 0.
+        positions: int64 [T] of the tokens.
+    """
+
+    layer: int
+    positions: Tensor
+
+    def __call__(self, name: str, rows: Tensor) -> None:
+        tap(layer_tap(self.layer, name), self.positions, rows)
