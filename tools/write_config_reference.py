@@ -26,7 +26,7 @@ def page(text: str) -> str:
     head, mark, _ = text.partition(MARK)
     if not mark:
         raise SystemExit(f"{PAGE} has no line {MARK}")
-    return f"{head}{MARK}\n\n{'\n'.join(reference())}\n"
+    return head + "\n".join([MARK, "", *reference()]) + "\n"
 
 
 def reference() -> Iterator[str]:
