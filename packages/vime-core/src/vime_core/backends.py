@@ -143,8 +143,13 @@ class AlignedTrainer(Trainer, Protocol):
         """The taps of one whole-sequence forward without gradients (names: ``vime_core.alignment.taps``)."""
         ...
 
-    def gradients(self, microbatches: Microbatches, loss: LossFunction) -> Mapping[str, Tensor]:
-        """Gradients as `train_step` would use them, fp32, by HF name, before clipping; weights and optimizer stay."""
+    def gradients(
+        self, microbatches: Microbatches, loss: LossFunction, *, recompute: bool = False
+    ) -> Mapping[str, Tensor]:
+        """Gradients as `train_step` would use them, fp32, by HF name, before clipping; weights and optimizer stay.
+
+        With ``recompute`` the backward runs each layer's forward again instead of keeping what it computed.
+        """
         ...
 
 
@@ -166,6 +171,14 @@ class AlignedRollout(Rollout, Protocol):
 
     def cached_tokens(self) -> list[int]:
         """How many prompt tokens each request of the last `generate` took from the prefix cache."""
+        ...
+
+    def prefill_in_chunks(self, tokens: int) -> None:
+        """Prefill at most ``tokens`` of a prompt in an engine step, until said otherwise; 0: as many as fit.
+
+        Raises:
+            PolicyError: this engine cannot; only greedy requests may follow where seeded ones are refused in chunks.
+        """
         ...
 
 
