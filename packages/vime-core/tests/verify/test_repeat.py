@@ -146,7 +146,7 @@ def nan_in_train_log_probs() -> list[Step]:
         (change_step(BASE, 1, advantages=np.array([0, 0, 0, np.nan], dtype=np.float32)), "step 1, advantages"),
         (change_step(BASE, 1, updates=(replace(BASE[1].updates[0], loss=math.nan),)), "step 1, loss"),
         (change_step(BASE, 0, updates=(replace(BASE[0].updates[0], grad_norm=math.nan),)), "step 0, grad_norm"),
-        (change_step(BASE, 0, evaluation={"evaluation/reward": math.nan}), "step 0, evaluation"),
+        (change_step(BASE, 0, evaluation={"evaluation/reward": math.nan}), "step 0, metric evaluation/reward"),
     ],
 )
 def test_nan_in_both_does_not_hold(tmp_path: Path, steps: list[Step], first: str) -> None:

@@ -133,7 +133,8 @@ def _floats(entry: StepEntry, step: StepSamples) -> Iterator[tuple[str, NDArray[
     yield "train log-probs", np.concatenate([*step.train_log_probs, none])
     for name in ("loss", "grad_norm", "learning_rate"):
         yield name, np.array([float.fromhex(getattr(update, name)) for update in entry.updates])
-    yield "evaluation", np.array([float.fromhex(value) for value in entry.evaluation.values()])
+    for name, value in {**entry.metrics, **entry.evaluation}.items():
+        yield f"metric {name}", np.array([float.fromhex(value)])
 
 
 def _differs(difference: Difference | None, evidence: _Evidence) -> Verdict | None:
