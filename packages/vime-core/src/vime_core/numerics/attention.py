@@ -187,9 +187,9 @@ class _Attention(torch.autograd.Function):
         return o, lse
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, cu_seqlens = ctx.saved_tensors
-        return None, *ctx.kernels.attention_backward(grad, *tensors, cu_seqlens, ctx.spec), None, None
+        return None, *ctx.kernels.attention_backward(grads[0], *tensors, cu_seqlens, ctx.spec), None, None
 
 
 def attention_packed(

@@ -41,7 +41,8 @@ class _Embedding(torch.autograd.Function):
         return weight[ids]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (grad,) = grads
         (ids,) = ctx.saved_tensors
         return None, weight_gradient(grad.reshape(-1, grad.shape[-1]), ids.reshape(-1), ctx.rows)
 

@@ -36,8 +36,9 @@ CHUNK_MULTIPLE = 64  # elements; two K steps of a bf16 tensor-core tile
 _REFERENCE_BYTES = 1 << 26  # how much the reference keeps in lanes at a time
 
 
-def chunk_count(n: int, k: int) -> int:  # noqa: ARG001  (the rule of another provider may use n)
-    """C of ``reference`` and ``cpu``: the largest power of two up to 8 whose chunks of ``k`` are equal, at least 512 long and multiples of 64."""
+def chunk_count(n: int, k: int) -> int:
+    """C of ``reference`` and ``cpu``: the most of 8, 4, 2 whose chunks are at least 512 long and multiples of 64."""
+    del n  # another provider's rule may use it
     count = MOST_CHUNKS
     while count > 1 and (k % (count * CHUNK_MULTIPLE) or k // count < SHORTEST_CHUNK):
         count //= 2
@@ -76,7 +77,8 @@ class _Linear(torch.autograd.Function):
         return kernels.linear(x, weight, bias, chunks, False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
         x, weight = ctx.saved_tensors
         kernels: Kernels = ctx.kernels
         _, needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
@@ -104,7 +106,7 @@ def weight_gradient(kernels: Kernels, grad: Tensor, x: Tensor, *, wide: bool = F
 def linear(
     kernels: Kernels, x: Tensor, weight: Tensor, bias: Tensor | None = None, chunks: int | None = None
 ) -> Tensor:
-    """y (..., N) of x (..., K), weight (N, K) and bias (N), all of one dtype; ``chunks`` where the weight is a shard."""
+    """y (..., N) of x (..., K), weight (N, K) and bias (N), all of one dtype; ``chunks`` if it is a shard."""
     count = kernels.chunk_count(*weight.shape) if chunks is None else chunks
     if not needs_gradient(x, weight, bias):
         return kernels.linear(x, weight, bias, count, False)

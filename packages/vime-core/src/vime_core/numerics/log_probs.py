@@ -70,7 +70,8 @@ class _TokenLogProbs(torch.autograd.Function):
         return kernels.token_log_probs(logits, ids, temperatures)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
         return None, ctx.kernels.token_log_probs_backward(grad, *ctx.saved_tensors), None, None
 
 
@@ -83,7 +84,8 @@ class _LogSoftmax(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
         result, temperatures = ctx.saved_tensors
         total = grad.double().sum(-1, keepdim=True).float()
         scaled = (grad - exp(result) * total) / temperatures.reshape(*result.shape[:-1], 1)

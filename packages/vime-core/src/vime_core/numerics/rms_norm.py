@@ -63,7 +63,8 @@ class _AddRmsNorm(torch.autograd.Function):
         return y, r
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_stream: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad, grad_stream = grads
         r, weight = ctx.saved_tensors
         if grad is None:
             return None, grad_stream, grad_stream, None, None
@@ -79,7 +80,8 @@ class _RmsNorm(torch.autograd.Function):
         return kernels.add_rms_norm(x, None, weight, eps)[0]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
         x, weight = ctx.saved_tensors
         dx, dw = ctx.kernels.add_rms_norm_backward(grad, None, x, weight, ctx.eps)
         return None, dx, dw.to(weight.dtype), None

@@ -40,7 +40,8 @@ class _Rope(torch.autograd.Function):
         return kernels.rope(x, positions, table, interleaved, False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
         positions, table = ctx.saved_tensors
         turned = ctx.kernels.rope(grad.contiguous(), positions, table, ctx.interleaved, True)
         return None, turned, None, None, None

@@ -27,7 +27,8 @@ class _SoftCap(torch.autograd.Function):
         return narrow(capped(widen(x), cap) * cap, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
         (x,) = ctx.saved_tensors
         t = capped(widen(x), ctx.cap)
         return narrow(widen(grad) * (1.0 - t * t), x.dtype), None

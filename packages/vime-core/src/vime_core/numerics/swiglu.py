@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vime_core.numerics.arithmetic import exp, narrow, widen
+from vime_core.numerics.arithmetic import exp, flush, narrow, widen
 from vime_core.numerics.gradients import needs_gradient, record
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def reference(gate_up: Tensor) -> Tensor:
     """h (..., F) of [gate | up] (..., 2F)."""
     gate, up = widen(gate_up).chunk(2, -1)
-    return narrow(gate / (exp(-gate) + 1.0) * up, gate_up.dtype)
+    return narrow(flush(gate / (exp(-gate) + 1.0)) * up, gate_up.dtype)
 
 
 def reference_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
     """The gradient of [gate | up] (..., 2F)."""
     gate, up = widen(gate_up).chunk(2, -1)
-    dh, s = widen(grad), torch.reciprocal(exp(-gate) + 1.0)
+    dh, s = widen(grad), flush(torch.reciprocal(exp(-gate) + 1.0))
     pair = ((dh * up) * (s * (gate * (1.0 - s) + 1.0)), dh * (gate * s))
     return narrow(torch.cat(pair, -1), gate_up.dtype)
 
@@ -39,7 +39,8 @@ class _SwiGlu(torch.autograd.Function):
         return kernels.swiglu(gate_up)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (grad,) = grads
         (gate_up,) = ctx.saved_tensors
         return None, ctx.kernels.swiglu_backward(grad, gate_up)
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -27,6 +28,8 @@ FLAGS: Final = (
     *("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-w"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
+_loading: Final = threading.Lock()
+_loaded: Final[dict[str, Path]] = {}
 _OTHER_PROVIDER: Final = "or choose the provider 'reference', which needs none (same results, slow)."
 
 
@@ -130,16 +133,34 @@ def _locked_build(isa: InstructionSet, namespace: str, library: Path) -> None:
         ) from error
 
 
-def load_library(isa: InstructionSet) -> tuple[str, Path]:
-    """Loads the kernels, built if need be, into ``torch.ops``: their namespace, and the file.
+def namespace_of(isa: InstructionSet) -> str:
+    """The namespace of ``torch.ops`` that a build registers itself under, and the name of its file."""
+    return f"vime_{isa.name}_{build_key(isa)}"
+
+
+def built_library(isa: InstructionSet) -> Path:
+    """The library of ``isa``, built if it is not in the cache.
 
     Raises:
         PolicyError: no compiler, the compiler failed, or the cache cannot be written.
     """
-    key = build_key(isa)
-    namespace = f"vime_{isa.name}_{key}"
+    namespace = namespace_of(isa)
     library = cache_directory() / f"{namespace}.so"
     if not library.exists():
         _locked_build(isa, namespace, library)
-    cast("Any", torch.ops).load_library(library)
-    return namespace, library
+    return library
+
+
+def load_library(isa: InstructionSet) -> tuple[str, Path]:
+    """Loads the kernels into ``torch.ops``, once in a process: their namespace, and the file they came from.
+
+    Raises:
+        PolicyError: as :func:`built_library`.
+    """
+    namespace = namespace_of(isa)
+    with _loading:
+        if namespace not in _loaded:
+            library = built_library(isa)
+            cast("Any", torch.ops).load_library(library)
+            _loaded[namespace] = library
+        return namespace, _loaded[namespace]

@@ -95,7 +95,9 @@ template <> struct Numbers<float> {
 template <> struct Numbers<bf16> {
   static constexpr int kStep = 32;
   using Raw = Pairs;
-  static INLINE F16 load(const bf16* from) { return map([&](int i) { return widen(load_register<H>(from + i * kPart)); }); }
+  static INLINE F16 load(const bf16* from) {
+    return map([&](int i) { return widen(load_register<H>(from + i * kPart)); });
+  }
   static INLINE void store(bf16* to, F16 v) {
     UNROLL for (int i = 0; i < kParts; i++) {
       H h = __builtin_convertvector(bf16_bits<U>(v.p[i]), H);
@@ -330,14 +332,15 @@ template <class T> struct Linear {
   // columns are fetched in portions, so that memory works while the present ones are used.
   void columns(int64_t n0, int64_t n1) const {
     const int64_t block = std::max<int64_t>(1, (1 << 18) / (K * (int64_t)sizeof(T) * kRows)) * kRows;
-    const int64_t lines = (8 * K * (int64_t)sizeof(T) + 63) / 64, groups = std::min<int64_t>((M + kRows - 1) / kRows, 8);
+    const int64_t lines = (8 * K * (int64_t)sizeof(T) + 63) / 64;
+    const int64_t portion = lines / std::min<int64_t>((M + kRows - 1) / kRows, 8) + 1;
     for (int64_t m0 = 0; m0 < M; m0 += block) {
       int64_t m1 = std::min(M, m0 + block);
       for (int64_t n = n0; n < n1; n += 8) {
         const char* ahead = (const char*)(w + (n + 8) * K);
         int64_t left = M > kRows && n + 16 <= n1 ? lines : 0;
         for (int64_t m = m0; m < m1; m += kRows) {
-          for (int64_t i = 0; i < lines / groups + 1 && left > 0; i++, left--, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+          for (int64_t i = 0; i < portion && left > 0; i++, left--, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
           if (m1 - m >= kRows) rows<kRows>(m, n); else if (m1 - m == 2) rows<2>(m, n); else rows<1>(m, n);
         }
       }
@@ -493,15 +496,16 @@ Tensor rope(const Tensor& x, const Tensor& positions, const Tensor& table, bool 
   for (int64_t t = 0; t < tokens; t++)
     TORCH_CHECK(position[t] >= 0 && position[t] < table.size(0), "position ", position[t], " outside the table of ",
                 table.size(0));
-  auto turn = [&](auto* from, auto* to, const float* cosines) {
-    auto head = interleaved ? rope_head_interleaved<std::decay_t<decltype(*to)>> : rope_head<std::decay_t<decltype(*to)>>;
-    head(from, cosines, cosines + rotary / 2, to, rotary, dim, inverse ? -1.0f : 1.0f);
-  };
-  BY_DTYPE(x, parallel(tokens, heads * dim * 2, [&](int64_t t) {
-    const float* cosines = pointer<float>(table) + position[t] * rotary;
-    for (int64_t h = 0; h < heads; h++)
-      turn((const T*)pointer<T>(x) + t * x.stride(0) + h * dim, pointer<T>(y) + (t * heads + h) * dim, cosines);
-  }));
+  float sign = inverse ? -1.0f : 1.0f;
+  BY_DTYPE(x, {
+    auto turn = interleaved ? rope_head_interleaved<T> : rope_head<T>;
+    parallel(tokens, heads * dim * 2, [&](int64_t t) {
+      const float *cosines = pointer<float>(table) + position[t] * rotary, *sines = cosines + rotary / 2;
+      const T* from = pointer<T>(x) + t * x.stride(0);
+      T* to = pointer<T>(y) + t * heads * dim;
+      for (int64_t h = 0; h < heads; h++) turn(from + h * dim, cosines, sines, to + h * dim, rotary, dim, sign);
+    });
+  });
   return y;
 }
 
@@ -651,7 +655,8 @@ void attend_group(const T* q, const T* const* keys, const T* const* values, int6
 template <class T> struct Rows {
   const T* base;
   int64_t outer, head, inner;  // strides: token (packed) or page; head; slot of a page
-  Rows(const Tensor& t) : base(pointer<T>(t)), outer(t.stride(0)), head(t.stride(1)), inner(t.dim() == 4 ? t.stride(2) : 0) {}
+  Rows(const Tensor& t)
+      : base(pointer<T>(t)), outer(t.stride(0)), head(t.stride(1)), inner(t.dim() == 4 ? t.stride(2) : 0) {}
   void packed(std::vector<const T*>& to, int64_t from, int64_t n, int64_t h) const {
     to.resize(n);
     for (int64_t j = 0; j < n; j++) to[j] = base + (from + j) * outer + h * head;
@@ -683,7 +688,8 @@ std::tuple<Tensor, Tensor> attention_packed(const Tensor& q, const Tensor& k, co
   TORCH_CHECK(cu.size() && cu.front() == 0 && cu.back() == tokens && std::is_sorted(cu.begin(), cu.end()) &&
               k.size(0) == tokens && v.size(0) == tokens, "cu_seqlens does not cover the tokens");
   for (size_t b = 0; b + 1 < cu.size(); b++) std::fill(begin.begin() + cu[b], begin.begin() + cu[b + 1], cu[b]);
-  Tensor o = at::empty({tokens, heads, dim}, q.options()), lse = at::empty({tokens, heads}, q.options().dtype(at::kFloat));
+  Tensor o = at::empty({tokens, heads, dim}, q.options());
+  Tensor lse = at::empty({tokens, heads}, q.options().dtype(at::kFloat));
   Spec spec{(float)scale, window, (float)cap};
   BY_DTYPE(q, {
     Rows<T> queries(q), k_rows(k), v_rows(v);
@@ -694,8 +700,8 @@ std::tuple<Tensor, Tensor> attention_packed(const Tensor& q, const Tensor& k, co
       thread_local std::vector<const T*> keys, values;
       int64_t t = task / kv_heads, h = task % kv_heads, from = begin[t] + spec.first(t - begin[t]), n = t + 1 - from;
       k_rows.packed(keys, from, n, h), v_rows.packed(values, from, n, h);
-      attend_group<T>(queries.base + t * queries.outer + h * group * dim, keys.data(), values.data(), n, group, dim, spec,
-                      out + (t * heads + h * group) * dim, sums + t * heads + h * group, scratch);
+      attend_group<T>(queries.base + t * queries.outer + h * group * dim, keys.data(), values.data(), n, group, dim,
+                      spec, out + (t * heads + h * group) * dim, sums + t * heads + h * group, scratch);
     });
   });
   return {o, lse};
@@ -735,14 +741,16 @@ Tensor attention_paged(const Tensor& q, const Tensor& key_cache, const Tensor& v
       thread_local std::vector<const T*> keys, values;
       int64_t t = task / kv_heads, h = task % kv_heads, r = request[t];
       int64_t position = length[r] - (start[r + 1] - t), from = spec.first(position), n = position + 1 - from;
-      k_rows.paged(keys, &table[r * width], page, from, n, h), v_rows.paged(values, &table[r * width], page, from, n, h);
-      attend_group<T>(queries.base + t * queries.outer + h * group * dim, keys.data(), values.data(), n, group, dim, spec,
-                      out + (t * heads + h * group) * dim, nullptr, scratch);
+      k_rows.paged(keys, &table[r * width], page, from, n, h);
+      v_rows.paged(values, &table[r * width], page, from, n, h);
+      attend_group<T>(queries.base + t * queries.outer + h * group * dim, keys.data(), values.data(), n, group, dim,
+                      spec, out + (t * heads + h * group) * dim, nullptr, scratch);
     });
   });
   return o;
 }
-void write_kv(const Tensor& k, const Tensor& v, const Tensor& key_cache, const Tensor& value_cache, const Tensor& slots) {
+void write_kv(const Tensor& k, const Tensor& v, const Tensor& key_cache, const Tensor& value_cache,
+              const Tensor& slots) {
   int64_t kv_heads = k.size(1), dim = k.size(2), page = key_cache.size(2);
   check_heads(k, dim), check_heads(v, dim), check_cache(key_cache, k), check_cache(value_cache, v);
   std::vector<int64_t> slot = integers(slots);
@@ -813,7 +821,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dy, const Te
   int64_t tokens = q.size(0), heads = q.size(1), dim = q.size(2), kv_heads = k.size(1), group = heads / kv_heads;
   check_heads(q, dim), check_heads(k, dim), check_heads(v, dim);
   std::vector<int64_t> cu = integers(cu_seqlens);
-  Tensor dyc = dy.contiguous(), oc = o.contiguous(), lse_ = lse.contiguous(), dq = at::empty({tokens, heads, dim}, q.options());
+  Tensor dyc = dy.contiguous(), oc = o.contiguous(), lse_ = lse.contiguous();
+  Tensor dq = at::empty({tokens, heads, dim}, q.options());
   Tensor dk = at::empty({tokens, kv_heads, dim}, k.options()), dv = at::empty({tokens, kv_heads, dim}, v.options());
   int64_t tasks = ((int64_t)cu.size() - 1) * kv_heads;
   BY_DTYPE(q, parallel(tasks, 1 << 20, [&](int64_t task) {
@@ -830,7 +839,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dy, const Te
       for (int64_t i = 0; i < n; i++)
         one.query(i, head, keys.data(), values.data(), dk_sum.data(), dv_sum.data(), scratch);
     for (int64_t j = 0; j < n; j++) {
-      T *to_k = pointer<T>(dk) + ((t0 + j) * kv_heads + h) * dim, *to_v = pointer<T>(dv) + ((t0 + j) * kv_heads + h) * dim;
+      int64_t row = ((t0 + j) * kv_heads + h) * dim;
+      T *to_k = pointer<T>(dk) + row, *to_v = pointer<T>(dv) + row;
       blocks(dim, [&](int64_t d, int64_t m) {
         store(to_k + d, load(dk_sum.data() + j * dim + d, m), m);
         store(to_v + d, load(dv_sum.data() + j * dim + d, m), m);
@@ -952,7 +962,8 @@ Tensor keep_mask(const Tensor& logits, const Tensor& temperature, const Tensor& 
   Logits in(logits, temperature);
   std::vector<int64_t> k = integers(top_k);
   Tensor p = top_p.contiguous(), out = at::ones(logits.sizes(), logits.options().dtype(at::kBool));
-  TORCH_CHECK((int64_t)k.size() == in.M && p.numel() == in.M && p.scalar_type() == at::kFloat, "one top_k, top_p a row");
+  TORCH_CHECK((int64_t)k.size() == in.M && p.numel() == in.M && p.scalar_type() == at::kFloat,
+              "one top_k and one top_p a row");
   in.rows([&](int64_t m, float* z, Row row, auto*) {
     bool* keep = pointer<bool>(out) + m * in.V;
     std::vector<uint32_t> order(in.V);
@@ -987,7 +998,8 @@ bool bf16_step_agrees() {
   auto next = [&] { state ^= state << 13, state ^= state >> 7, state ^= state << 17; return (uint32_t)(state >> 32); };
   for (int trial = 0; trial < 20000; trial++) {
     uint32_t x[16], w[16], c[16], narrow = trial % 2 ? 0x3fff3fff : 0xffffffff;
-    for (int i = 0; i < 16; i++) x[i] = next() & narrow, w[i] = next() & narrow, c[i] = next() & (trial % 3 ? 0x3fffffff : ~0u);
+    uint32_t wide = trial % 3 ? 0x3fffffff : 0xffffffff;
+    for (int i = 0; i < 16; i++) x[i] = next() & narrow, w[i] = next() & narrow, c[i] = next() & wide;
     Pairs a = load_raw<Pairs>(x), b = load_raw<Pairs>(w);
     F16 total = load_raw<F16>(c), got = Numbers<bf16>::dot_step(a, b, total);
     F16 want = map([&](int i) { return Numbers<bf16>::emulated_step(a.p[i], b.p[i], total.p[i]); });
