@@ -188,6 +188,12 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     assert make_once(tmp_path / "place", fail) == tmp_path / "place"
 
 
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        make_random_qwen2(RandomQwen2Options(**SMALL), tmp_path / "file")
+
+
 def test_losing_a_race_is_no_error(tmp_path: Path) -> None:
     def overtaken(directory: Path) -> None:
         directory.mkdir()

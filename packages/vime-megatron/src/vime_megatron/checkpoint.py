@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from vime_core.config.schema import TrainerSection
 from vime_core.errors import RecordError
@@ -34,6 +36,8 @@ from vime_megatron.rng import RngState, read_rng, restore_rng
 FORMAT: Final = "vime-megatron-checkpoint/1"
 MARKER: Final = "trainer.json"
 TENSORS: Final = "torch_dist"
+WRITE_ERRORS: Final = (OSError, RuntimeError, CheckpointException)
+"""What a full disk ends in, by the place where it is noticed; torch's own is no subclass of Exception."""
 METADATA: Final = {"distrib_optim_sharding_type": "dp_reshardable"}
 
 
@@ -95,13 +99,24 @@ def save_checkpoint(directory: Path, optimization: Optimization, who: Identity) 
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise _unusable(directory, "is not empty", "Save to a directory that is empty or does not exist.", "020")
+            raise _unusable(
+                directory,
+                "is not empty",
+                remedy="Save to a directory that is empty or does not exist.",
+                code="VIME-RECORD-040",
+            )
         (directory / TENSORS).mkdir()
         with cuda_bridge(), _without_helper_process():
             dist_checkpointing.save(_state(optimization, loading=False), str(directory / TENSORS))
         _write_marker(directory, who)
-    except OSError as error:
-        raise _unusable(directory, f"cannot be written: {error}", "Free some space.", "021") from error
+    except WRITE_ERRORS as error:
+        free = shutil.disk_usage(directory).free >> 20 if directory.is_dir() else 0
+        raise _unusable(
+            directory,
+            f"cannot be written: {_reason(error)}; {free} MiB are free there",
+            remedy="Free space, or write to another disk.",
+            code="VIME-RECORD-041",
+        ) from error
 
 
 def load_checkpoint(directory: Path, optimization: Optimization, who: Identity) -> None:
@@ -149,14 +164,21 @@ def _write_marker(directory: Path, who: Identity) -> None:
 def _read_marker(directory: Path) -> Marker:
     file = directory / MARKER
     if not file.is_file():
-        raise _unusable(directory, f"is no complete checkpoint: it has no {MARKER}", _EARLIER, "022")
+        raise _unusable(
+            directory, f"is no complete checkpoint: it has no {MARKER}", remedy=_EARLIER, code="VIME-RECORD-042"
+        )
     try:
         marker = Marker.model_validate_json(file.read_bytes())
     except (ValidationError, OSError) as error:
-        raise _unusable(directory, f"has a damaged {MARKER}: {error}", _EARLIER, "023") from error
+        raise _unusable(
+            directory, f"has a damaged {MARKER}: {error}", remedy=_EARLIER, code="VIME-RECORD-043"
+        ) from error
     if marker.format != FORMAT:
         raise _unusable(
-            directory, f"has format {marker.format!r}, not {FORMAT!r}", "Use the version that wrote it.", "024"
+            directory,
+            f"has format {marker.format!r}, not {FORMAT!r}",
+            remedy="Use the version that wrote it.",
+            code="VIME-RECORD-044",
         )
     return marker
 
@@ -168,18 +190,25 @@ def _check_identity(directory: Path, marker: Marker, who: Identity) -> None:
             raise _unusable(
                 directory,
                 f"is of another run: its {field} is {found!r}, this trainer's is {wanted!r}",
-                "Load it with the model and the trainer settings that it was written with.",
-                "025",
+                remedy="Load it with the model and the trainer settings that it was written with.",
+                code="VIME-RECORD-045",
             )
 
 
 def _check_files(directory: Path, marker: Marker) -> None:
     if set(_file_names(directory)) != set(marker.files):
         differing = sorted(set(_file_names(directory)) ^ set(marker.files))
-        raise _unusable(directory, f"does not hold the files it was written with: {differing}", _EARLIER, "026")
+        raise _unusable(
+            directory,
+            f"does not hold the files it was written with: {differing}",
+            remedy=_EARLIER,
+            code="VIME-RECORD-046",
+        )
     for name, entry in marker.files.items():
         if _entry(directory / name) != entry:
-            raise _unusable(directory, f"is damaged: {name} is not what was written", _EARLIER, "027")
+            raise _unusable(
+                directory, f"is damaged: {name} is not what was written", remedy=_EARLIER, code="VIME-RECORD-047"
+            )
 
 
 def _file_names(directory: Path) -> list[str]:
@@ -191,8 +220,12 @@ def _entry(file: Path) -> FileEntry:
     return FileEntry(size=file.stat().st_size, digest=blake3().update_mmap(file).hexdigest())
 
 
+def _reason(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 _EARLIER = "Load an earlier checkpoint of the run."
 
 
-def _unusable(directory: Path, what: str, remedy: str, number: str) -> RecordError:
-    return RecordError(f"checkpoint {str(directory)!r} {what}", remedy=remedy, code=f"VIME-RECORD-{number}")
+def _unusable(directory: Path, what: str, *, remedy: str, code: str) -> RecordError:
+    return RecordError(f"checkpoint {str(directory)!r} {what}", remedy=remedy, code=code)

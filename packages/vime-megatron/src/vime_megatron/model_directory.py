@@ -48,7 +48,9 @@ def read_model_directory(path: Path) -> ModelDirectory:
         ConfigError: the directory or a file of it is missing or corrupt.
     """
     if not path.is_dir():
-        raise _unusable(f"model directory {str(path)!r} does not exist", "Correct the path.", "VIME-CONFIG-040")
+        raise _unusable(
+            f"model directory {str(path)!r} does not exist", remedy="Correct the path.", code="VIME-CONFIG-040"
+        )
     config = _read_json(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise _corrupt(path / "config.json", "it names no model_type")
@@ -60,8 +62,8 @@ def require_tokenizer(path: Path) -> None:
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise _unusable(
             f"model directory {str(path)!r} holds no tokenizer ({', '.join(TOKENIZER_FILES)})",
-            "Copy the model's tokenizer files into it.",
-            "VIME-CONFIG-041",
+            remedy="Copy the model's tokenizer files into it.",
+            code="VIME-CONFIG-041",
         )
 
 
@@ -105,14 +107,16 @@ def _require_file(file: Path) -> None:
     if not file.is_file():
         raise _unusable(
             f"model directory {str(file.parent)!r} has no {file.name}",
-            "Use a complete HF model directory with safetensors weights.",
-            "VIME-CONFIG-042",
+            remedy="Use a complete HF model directory with safetensors weights.",
+            code="VIME-CONFIG-042",
         )
 
 
 def _corrupt(file: Path, reason: str) -> ConfigError:
-    return _unusable(f"{str(file)!r} is corrupt: {reason}", "Copy or download the file again.", "VIME-CONFIG-043")
+    return _unusable(
+        f"{str(file)!r} is corrupt: {reason}", remedy="Copy or download the file again.", code="VIME-CONFIG-043"
+    )
 
 
-def _unusable(message: str, remedy: str, code: str) -> ConfigError:
+def _unusable(message: str, *, remedy: str, code: str) -> ConfigError:
     return ConfigError(message, remedy=remedy, code=code)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
+from safetensors import SafetensorError
+
+from vime_core.errors import ConfigError
 
 
 def cache_key(content: Mapping[str, Any]) -> str:
@@ -19,16 +21,24 @@ def cache_key(content: Mapping[str, Any]) -> str:
 
 
 def make_once(place: Path, make: Callable[[Path], None]) -> Path:
-    """``place``, made by ``make(empty directory)`` when it is not there yet."""
+    """``place``, made by ``make(directory that does not exist)`` when it is not there yet.
+
+    Raises:
+        ConfigError: the cache cannot be written.
+    """
     if place.is_dir():
         return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    workshop = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     try:
-        make(workshop / "made")
-        _publish(workshop / "made", place)
-    finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as workshop:
+            make(Path(workshop) / "made")
+            _publish(Path(workshop) / "made", place)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{str(place)!r} cannot be written: {error}",
+            remedy="Free space, or set run.cache to a directory that can be written.",
+            code="VIME-CONFIG-057",
+        ) from error
     return place
 
 
