@@ -386,6 +386,18 @@ class Unsuspecting:
     def check(self, served: object) -> None: ...
 
 
+def test_a_prefix_cache_that_cannot_be_reset_is_an_error(
+    rollout: VllmRollout, weights: Weights, make_requests: MakeRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([False, False, True])
+    monkeypatch.setattr(rollout.engine.llm, "reset_prefix_cache", lambda: next(answers))
+    rollout._drop_prefix_cache()
+    monkeypatch.setattr(rollout.engine.llm, "reset_prefix_cache", lambda: False)
+    monkeypatch.setattr("vime_vllm.rollout._RESET_PAUSE_S", 0.0)
+    with pytest.raises(BackendError, match="could not be reset"):
+        rollout._drop_prefix_cache()
+
+
 def test_a_wrong_weight_version_is_caught(rollout: VllmRollout, make_requests: MakeRequests) -> None:
     rollout.call("vime_vllm.testing:mislabel", 9)
     with pytest.raises(ContractViolation, match="holds weight version 9, but the last update sent version 0"):

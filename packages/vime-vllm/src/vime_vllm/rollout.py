@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from vime_core.backends import NamedTensors, RolloutContext
 from vime_core.errors import BackendError, ConfigError, ContractViolation, PolicyError
@@ -20,6 +21,9 @@ from vime_vllm.reports import process_reports, require_effective
 from vime_vllm.sampling import check_requests, completion, sampling_params, served, unusable
 from vime_vllm.sender import TensorForm, send_weights
 from vime_vllm.wire import Chunk
+
+_RESET_ATTEMPTS: Final = 40
+_RESET_PAUSE_S: Final = 0.05
 
 
 def open_rollout(context: RolloutContext) -> VllmRollout:
@@ -179,9 +183,13 @@ class VllmRollout:
         self.engine.call("reset_prefix_cache", self._drop_prefix_cache)
 
     def _drop_prefix_cache(self) -> None:
-        if not self.engine.llm.reset_prefix_cache():
-            raise unusable("the prefix cache could not be reset, because requests still hold it")
-        self._witness.reset()
+        for _ in range(_RESET_ATTEMPTS):
+            if self.engine.llm.reset_prefix_cache():
+                self._witness.reset()
+                return
+            # An engine that schedules ahead holds the blocks of finished requests for one more step.
+            time.sleep(_RESET_PAUSE_S)
+        raise unusable("the prefix cache could not be reset, because requests still hold it")
 
     def _check_buffers(self, version: int) -> None:
         now: dict[str, str] = self.engine.agreed("vime_buffer_digests")
