@@ -190,15 +190,24 @@ def _evidence(phases: Sequence[Phase], found: Findings, compared: Sequence[Token
         tensors=sum(phase.weights for phase in phases) + sum(len(taps.taps) for _, taps in found.taps),
     )
     shares = [phase.changed for phase in phases if phase.changed is not None]
+    nan = any(comparison.compared.nan for comparison in compared)
+    largest = max((comparison.compared.largest_difference for comparison in compared), default=0.0)
     details = {
         "contract": found.contract,
         "phases": [_phase_json(phase) for phase in phases],
         "layers": [{"sample": list(key), **asdict(taps)} for key, taps in found.taps],
         "cause": found.cause,
     }
-    entropy = spread(log_probs).entropy
     return Verdict(
-        NAME, None, "", coverage, entropy=entropy, changed=min(shares, default=None), details=details
+        NAME,
+        None,
+        "",
+        coverage,
+        largest_difference=math.nan if nan else largest,
+        largest_ulps=max((comparison.compared.largest_ulps for comparison in compared), default=0),
+        entropy=spread(log_probs).entropy,
+        changed=min(shares, default=None),
+        details=details,
     )
 
 
@@ -216,36 +225,33 @@ def _phase_json(phase: Phase) -> dict[str, object]:
 
 def _other_weights(phases: Sequence[Phase], evidence: Verdict) -> Verdict | None:
     for phase in phases:
-        if names := phase.unequal_weights:
-            place = f"weight version {phase.weight_version}, weight {names[0]!r}"
-            more = f" ({len(names)} of {phase.weights} weights)" if len(names) > 1 else ""
-            why = f"the engine's kernels read another {names[0]!r} than the trainer holds at {place.split(',')[0]}{more}"
-            return _fails(evidence, why, len(names), place)
+        if phase.unequal_weights:
+            name, count = phase.unequal_weights[0], len(phase.unequal_weights)
+            at = f"weight version {phase.weight_version}"
+            more = f" ({count} of {phase.weights} weights)" if count > 1 else ""
+            why = f"at {at} the engine's kernels read another {name!r} than the trainer holds{more}"
+            return _fails(evidence, why, count, f"{at}, weight {name!r}")
     return None
 
 
-def _unequal(
-    compared: Sequence[tuple[Phase, TokenComparison]], evidence: Verdict, found: Findings
-) -> Verdict | None:
+def _unequal(compared: Sequence[tuple[Phase, TokenComparison]], evidence: Verdict, found: Findings) -> Verdict | None:
     unequal = [comparison for _, comparison in compared if comparison.compared.unequal]
     if not unequal:
         return None
     bits = [comparison.compared for comparison in unequal]
-    nan = sum(one.nan for one in bits)
+    nan, count = (sum(getattr(one, name) for one in bits) for name in ("nan", "unequal"))
     total = sum(comparison.compared.compared for _, comparison in compared)
-    worst = math.nan if nan else max(one.largest_difference for one in bits)
-    ulps = max(one.largest_ulps for one in bits)
-    count = sum(one.unequal for one in bits)
     mean = max(comparison.mean_difference for comparison in unequal)
-    numbers = f"{nan} of them NaN" if nan else f"by at most {worst:.3g} nats ({ulps} ulps), {mean:.3g} in the mean"
+    size = f"by at most {evidence.largest_difference:.3g} nats ({evidence.largest_ulps} ulps), {mean:.3g} in the mean"
+    numbers = f"{nan} of them NaN" if nan else size
     why = f"{count} of {total} compared log-probs have other bits, {numbers}; first {unequal[0].first_sentence}"
-    verdict = _fails(evidence, why + _suspect(found), count, str(unequal[0].first))
-    return replace(verdict, largest_difference=worst, largest_ulps=ulps)
+    return _fails(evidence, why + _suspect(found), count, str(unequal[0].first))
 
 
 def _suspect(found: Findings) -> str:
-    first = next(((key, taps.first) for key, taps in found.taps if taps.first), None)
-    where = f"; first unequal tap, of {sample_name(first[0])}: {first[1]}" if first else ""
+    where = next(
+        (f"; first unequal tap, of {sample_name(k)}: {taps.first}" for k, taps in found.taps if taps.first), ""
+    )
     if not found.contract:
         return f"{where}; no alignment contract is configured (alignment.contract), so none was promised"
     return where + (f"; {found.cause}" if found.cause else "")
@@ -301,10 +307,10 @@ def _because(evidence: Verdict, why: str, first: str) -> Verdict:
 def _holds(evidence: Verdict, found: Findings) -> Verdict:
     covered = evidence.coverage
     taps = sum(len(one.taps) for _, one in found.taps)
-    layers = f", and of all {taps} taps of {len(found.taps)} of them," if taps else ""
+    layers = f", and so have all {taps} taps of {len(found.taps)} samples" if taps else ""
     sentence = (
-        f"Align holds: the trainer's log-prob of every sampled token{layers} has the engine's bits ({covered.samples}"
-        f" samples and {covered.tokens} tokens over {covered.steps} weight versions, 0 unequal); every update changed"
+        f"Align holds: the trainer's log-prob of every sampled token has the engine's bits ({covered.samples} samples"
+        f" and {covered.tokens} tokens over {covered.steps} weight versions, 0 unequal){layers}; every update changed"
         f" at least {evidence.changed or 0:.1%} of the bf16 weight elements, and the sampled distributions had"
         f" {evidence.entropy:.3f} nats of entropy a token."
     )

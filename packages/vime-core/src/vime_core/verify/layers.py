@@ -167,8 +167,8 @@ def _compare_tap(name: str, a: TapRows, b: TapRows, inputs: bool | None) -> tupl
     if found.first is None:
         return summary, None
     row, element = divmod(found.first, rows_a.shape[1])
-    values = (_double(rows[row, element], a.dtype) for rows in (rows_a, rows_b))
-    return summary, TapDifference(name, int(positions[row]), element, *values, found.first_ulps, inputs)
+    engine, trainer = (_double(rows[row, element], a.dtype) for rows in (rows_a, rows_b))
+    return summary, TapDifference(name, int(positions[row]), element, engine, trainer, found.first_ulps, inputs)
 
 
 def _compare_rows(a: NDArray[Any], b: NDArray[Any], dtype: str) -> BitComparison:

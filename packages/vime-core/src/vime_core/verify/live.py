@@ -79,9 +79,7 @@ def score(sides: Sides, sequences: Sequence[TrainSequence], weight_version: int)
 def paired(microbatches: Microbatches, values: Sequence[Float32Array], weight_version: int) -> list[Scored]:
     """What a trainer returned with the sequences that it belongs to; what is missing stays missing."""
     flat = [sequence for microbatch in microbatches for sequence in microbatch]
-    return [
-        Scored(s.key, s.tokens[s.response_start :], v, weight_version) for s, v in zip(flat, values, strict=False)
-    ]
+    return [Scored(s.key, s.tokens[s.response_start :], v, weight_version) for s, v in zip(flat, values, strict=False)]
 
 
 def take_step(

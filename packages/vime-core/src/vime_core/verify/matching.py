@@ -118,5 +118,7 @@ def _tokens(engine: Sequence[Scored], trainer: Sequence[Scored]) -> Iterator[Fau
     for one in engine:
         if (other := scored[one.key]) != one.tokens:
             shorter = "dropped token" if len(other) != len(one.tokens) else "other tokens"
-            what = f"the engine sampled {len(one.tokens)} tokens, the trainer scored {len(other)} of other ids or length"
+            what = (
+                f"the engine sampled {len(one.tokens)} tokens, the trainer scored {len(other)} of other ids or length"
+            )
             yield Fault(shorter, one.key, what)

@@ -1,0 +1,160 @@
+"""The verdict *align* on a live trainer and engine, before and after optimizer steps with online weight updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vime_core.backends import AlignedRollout, AlignedTrainer
+from vime_core.errors import ConfigError, ContractViolation
+from vime_core.loop.sides import Sides
+from vime_core.record.digest import digest_tensors
+from vime_core.types import SampleKey, SampleRequest
+from vime_core.verify.align import NAME, Findings, Phase, align_verdict, compare_phase, phase_faults
+from vime_core.verify.layers import TapComparison
+from vime_core.verify.live import (
+    answers,
+    bfloat16_weights,
+    changed_share,
+    first_requests,
+    score,
+    sequences_of,
+    take_step,
+)
+from vime_core.verify.suspects import find_cause, taps_of
+from vime_core.verify.verdict import Verdict
+
+__all__ = ["AlignOptions", "verify_align"]
+
+
+@dataclass(frozen=True)
+class AlignOptions:
+    """How much is compared.
+
+    Args:
+        samples: requests of the run that are compared, from its first on; 0: those of its first step.
+        updates: optimizer steps, each followed by an online weight update and another comparison.
+        layers: compare taps too, of the shortest and the longest answer.
+    """
+
+    samples: int = 0
+    updates: int = 2
+    layers: bool = False
+
+
+def verify_align(sides: Sides, options: AlignOptions, first_version: int = 0) -> Verdict:
+    """Generate, score, compare; step, update, and compare again.
+
+    Args:
+        sides: open, with a learning rate that moves bf16 weights (`vime_core.verify.live.with_learning_rate`).
+        options: how much.
+        first_version: the weight version that the engine holds now.
+
+    Raises:
+        ConfigError: ``layers`` is asked of sides that cannot record taps.
+        BackendError: a side died, or gave an answer that no comparison can use.
+    """
+    if options.layers:
+        require_taps(sides)
+    requests = first_requests(sides.parts, options.samples)
+    comparison = _Comparison(sides, options, requests)
+    try:
+        comparison.run(first_version)
+    except ContractViolation as error:
+        return _violated(error, comparison.phases)
+    return align_verdict(comparison.phases, comparison.findings)
+
+
+def require_taps(sides: Sides) -> None:
+    """Raise ConfigError unless both sides can record taps."""
+    for name, side, wanted in (
+        ("rollout", sides.rollout, AlignedRollout),
+        ("trainer", sides.trainer, AlignedTrainer),
+    ):
+        if sides.parts.alignment is None or not isinstance(side, wanted):
+            raise ConfigError(
+                f"--layers compares taps, and the {name} records none:"
+                f" alignment.contract = {sides.parts.config.alignment.contract!r}",
+                remedy="Set alignment.contract (--set alignment.contract=dense/v1), or leave out --layers.",
+                code="VIME-CONFIG-070",
+            )
+
+
+def _violated(error: ContractViolation, phases: Sequence[Phase]) -> Verdict:
+    version = phases[-1].weight_version if phases else 0
+    return Verdict(
+        NAME,
+        False,
+        f"Align does not hold: {error.message} ({error.code}, after the comparison at weight version {version}).",
+        unequal=1,
+        first=f"after weight version {version}, {error.code}",
+    )
+
+
+class _Comparison:
+    """Collects phases, and what experiments say where the first difference shows."""
+
+    def __init__(self, sides: Sides, options: AlignOptions, requests: Sequence[SampleRequest]) -> None:
+        self._sides = sides
+        self._options = options
+        self._requests = tuple(requests)
+        self.phases: list[Phase] = []
+        alignment = sides.parts.alignment
+        self.findings = Findings(contract="" if alignment is None else alignment.contract.id)
+
+    def run(self, first_version: int) -> None:
+        changed: float | None = None
+        for update in range(self._options.updates + 1):
+            version = first_version + update
+            phase = self._phase(version, changed)
+            if phase_faults(phase):
+                return
+            last = update == self._options.updates
+            self._look_inside(phase, last=last)
+            if not last:
+                changed = self._update(version)
+
+    def _phase(self, version: int, changed: float | None) -> Phase:
+        held, wanted = dict(self._sides.rollout.weight_digests()), digest_tensors(self._sides.trainer.weights())
+        unequal = tuple(name for name in {**wanted, **held} if wanted.get(name) != held.get(name))
+        completions = self._sides.rollout.generate(self._requests)
+        self._completions = completions
+        phase = Phase(
+            weight_version=version,
+            requests=self._requests,
+            engine=tuple(answers(completions)),
+            trainer=tuple(score(self._sides, sequences_of(self._requests, completions), version)),
+            unequal_weights=unequal,
+            weights=len({**wanted, **held}),
+            changed=changed,
+        )
+        self.phases.append(phase)
+        return phase
+
+    def _look_inside(self, phase: Phase, *, last: bool) -> None:
+        """Experiments on the first difference under a contract; taps where they were asked for."""
+        unequal = next((one.first for one in compare_phase(phase) if one.first), None)
+        if unequal is not None and self.findings.contract and not self.findings.cause:
+            cause, taps = find_cause(self._sides, phase, unequal.key)
+            found = ((unequal.key, taps),) if taps else ()
+            self.findings = replace(self.findings, cause=cause, taps=found)
+        if self._options.layers and last and not self.findings.cause:
+            self.findings = replace(self.findings, taps=tuple(self._taps(phase)))
+
+    def _taps(self, phase: Phase) -> list[tuple[SampleKey, TapComparison]]:
+        by_key = {request.key: request for request in phase.requests}
+        by_length = sorted(
+            (one for one in phase.engine if one.tokens),
+            key=lambda one: len(by_key[one.key].prompt_tokens) + len(one.tokens),
+        )
+        chosen = {one.key: one for one in (*by_length[:1], *by_length[-1:])}
+        return [(key, taps_of(self._sides, by_key[key], one.tokens)) for key, one in chosen.items()]
+
+    def _update(self, version: int) -> float:
+        """One optimizer step and one online update; the share of weight elements that it changed."""
+        before = bfloat16_weights(self._sides.trainer)
+        training = take_step(self._sides, self._requests, self._completions, version)
+        self.phases[-1] = replace(self.phases[-1], training=tuple(training))
+        share = changed_share(before, bfloat16_weights(self._sides.trainer))
+        self._sides.rollout.update_weights(self._sides.trainer.weights(), version + 1)
+        return share

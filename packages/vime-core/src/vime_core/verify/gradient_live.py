@@ -1,0 +1,128 @@
+"""The verdict *gradient* on a live trainer; no engine is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vime_core.backends import AlignedTrainer, LossFunction, Microbatches, Trainer
+from vime_core.errors import PluginError
+from vime_core.loop.algorithm import in_order_of
+from vime_core.loop.sides import Parts
+from vime_core.record.digest import digest_tensors
+from vime_core.rl.packing import pack
+from vime_core.types import TrainSequence
+from vime_core.verify.gradient import NAME, Backward, GradientEvidence, gradient_verdict
+from vime_core.verify.live import GradientDigests
+from vime_core.verify.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """How much is computed: so many sequences of at most ``prompt`` + ``response`` tokens."""
+
+    sequences: int = 6
+    prompt: int = 48
+    response: int = 16
+
+
+@contextmanager
+def open_trainer(parts: Parts) -> Generator[Trainer]:
+    """The trainer alone. With a learning rate of 0 its steps leave the weights as they are."""
+    trainer = parts.launcher.trainer(parts.model, parts.alignment)
+    try:
+        yield trainer
+    finally:
+        trainer.close()
+
+
+def verify_gradient(parts: Parts, trainer: Trainer, options: GradientOptions) -> Verdict:
+    """Run the backward several ways over the same microbatches, and once in fp64 by transformers.
+
+    Args:
+        parts: whose trainer has a learning rate of 0, so that a step can be repeated.
+        trainer: open.
+        options: how much.
+    """
+    sequences = gradient_sequences(parts, options)
+    microbatches = _microbatches(sequences, parts.config.trainer.token_budget)
+    before = digest_tensors(trainer.weights())
+    scored = in_order_of(sequences, microbatches, trainer.log_probs(microbatches))
+    evidence = GradientEvidence(parts.config.trainer.dtype, tuple(scored), ())
+    passes = [
+        _train_step(trainer, sequences, microbatches, parts.algorithm.loss, name)
+        for name in ("a train step", "the same train step again")
+    ]
+    if digest_tensors(trainer.weights()) != before:
+        sentence = "Gradient could not be checked: a train step at learning rate 0 changed the weights."
+        return Verdict(NAME, None, sentence, first="weights")
+    if not isinstance(trainer, AlignedTrainer):
+        missing = replace(evidence, passes=tuple(passes), not_tried="the trainer gives no gradients by HF name")
+        return gradient_verdict(missing)
+    passes += _gradient_passes(trainer, microbatches, parts.algorithm.loss)
+    return gradient_verdict(
+        _against_fp64(parts, trainer, sequences, microbatches, replace(evidence, passes=tuple(passes)))
+    )
+
+
+def gradient_sequences(parts: Parts, options: GradientOptions) -> list[TrainSequence]:
+    """Sequences cut from the run's prompts laid end to end, of mixed lengths, with advantages of both signs."""
+    pool = [token for prompt in parts.prompts.step(0) for token in prompt.tokens]
+    budget = parts.config.rollout.context_length
+    result: list[TrainSequence] = []
+    for number in range(options.sequences):
+        prompt = max(1, min(options.prompt >> (number % 3), budget // 2))
+        response = max(1, min(options.response, budget // 2, len(pool) - 1))
+        start = (number * 37) % max(1, len(pool) - prompt - response)
+        tokens = tuple((pool * 2)[start : start + prompt + response])
+        sign = np.float32(1.0 if number % 2 else -1.0)
+        advantages = np.full(response, sign, dtype=np.float32)
+        weights = np.full(response, 1.0 / (options.sequences * response), dtype=np.float32)
+        result.append(TrainSequence((number, 0), tokens, prompt, advantages, weights))
+    return result
+
+
+def _microbatches(sequences: Sequence[TrainSequence], token_budget: int) -> list[list[TrainSequence]]:
+    """At least two of them, so that gradients are accumulated."""
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    budget = min(token_budget, max(max(lengths), sum(lengths) // 2))
+    return [[sequences[i] for i in microbatch] for microbatch in pack(lengths, budget)]
+
+
+def _train_step(
+    trainer: Trainer, sequences: Sequence[TrainSequence], microbatches: Microbatches, loss: LossFunction, name: str
+) -> Backward:
+    observer = GradientDigests()
+    result = trainer.train_step(microbatches, loss, observer)
+    numbers = {"loss": result.loss.hex(), "gradient norm": result.grad_norm.hex()}
+    log_probs = in_order_of(sequences, microbatches, result.log_probs)
+    return Backward(name, observer.digests, numbers, tuple(log_probs))
+
+
+def _gradient_passes(trainer: AlignedTrainer, microbatches: Microbatches, loss: LossFunction) -> Iterator[Backward]:
+    for name, recompute in (("gradients alone", False), ("gradients with recomputed layers", True)):
+        gradients = trainer.gradients(microbatches, loss, recompute=recompute)
+        yield Backward(name, digest_tensors(gradients.items()), {})
+
+
+def _against_fp64(
+    parts: Parts,
+    trainer: AlignedTrainer,
+    sequences: Sequence[TrainSequence],
+    microbatches: Microbatches,
+    evidence: GradientEvidence,
+) -> GradientEvidence:
+    """The evidence with errors of each gradient under `policy_gradient`."""
+    from vime_core.verify.reference_model import errors_against_fp64, policy_gradient
+
+    ours = trainer.gradients(microbatches, policy_gradient)
+    weights = {name: tensor.detach().cpu() for name, tensor in trainer.weights()}
+    temperature = parts.config.sampling.temperature
+    try:
+        errors, norm = errors_against_fp64(parts.model, weights, evidence.dtype, sequences, temperature, ours)
+    except PluginError as error:
+        return replace(evidence, not_tried=error.message)
+    return replace(evidence, errors=errors, norm=norm)

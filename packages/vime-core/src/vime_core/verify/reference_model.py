@@ -1,0 +1,158 @@
+"""An independent model of the same weights: transformers, in fp64 or as it is, with plain autograd."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from vime_core.errors import PluginError
+from vime_core.types import TrainSequence
+from vime_core.verify.gradient import ROUNDING, TensorError
+
+if TYPE_CHECKING:
+    from vime_core.rl.losses import TokenBatch, TokenLoss
+
+DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def errors_against_fp64(
+    directory: Path,
+    weights: Mapping[str, Tensor],
+    dtype: str,
+    sequences: Sequence[TrainSequence],
+    temperature: float,
+    ours: Mapping[str, Tensor],
+) -> tuple[tuple[TensorError, ...], float]:
+    """How far gradients of `policy_gradient` are from fp64, beside those of plain transformers in ``dtype``.
+
+    Args:
+        directory: HF model directory; its weights are not read.
+        weights: that the gradients belong to, by HF name.
+        dtype: the training dtype.
+        sequences: that were trained on.
+        temperature: of the log-probs.
+        ours: the trainer's gradients by HF name.
+
+    Returns:
+        The errors by tensor, in the reference's order, and the Euclidean norm of all gradients in fp64.
+
+    Raises:
+        PluginError: there is no reference for this model, or its tensors have other names.
+    """
+    exact, plain = (
+        reference_gradients(open_reference(directory, weights.items(), kind), sequences, temperature)
+        for kind in (torch.float64, DTYPES[dtype])
+    )
+    if unknown := sorted(ours.keys() ^ exact.keys()):
+        raise _no_reference(f"the gradient {unknown[0]!r} is known on one side only")
+    errors: list[TensorError] = []
+    for name, wanted in exact.items():
+        scale = float(wanted.norm()) or 1.0
+        own, other = (float((side[name].cpu().double() - wanted).norm()) / scale for side in (ours, plain))
+        errors.append(TensorError(name, wanted.numel(), own, other, ROUNDING[dtype]))
+    return tuple(errors), float(torch.stack([gradient.norm() for gradient in exact.values()]).norm())
+
+
+def policy_gradient(batch: TokenBatch) -> TokenLoss:
+    """``-A log p``: linear in the log-prob, so that a gradient check sees the model's backward and no loss's."""
+    from vime_core.rl.losses import TokenLoss
+
+    return TokenLoss(-batch.advantages * batch.log_probs, {})
+
+
+def open_reference(directory: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Any:
+    """The transformers model of ``directory`` with the given weights, in ``dtype``.
+
+    In fp64, three places where transformers computes in fp32 whatever the dtype are replaced by fp64: RMSNorm, the
+    rotary angles, and the softmax of attention (by its sdpa implementation).
+
+    Args:
+        directory: HF model directory; its weights are not read.
+        weights: by HF name; converted exactly, since every training dtype lies within fp64.
+        dtype: of the whole computation.
+
+    Raises:
+        PluginError: transformers is absent, or does not know the structure or these weights.
+    """
+    model = _empty_model(directory).to(dtype).eval()
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    given = dict(weights)
+    if unknown := sorted(set(given) ^ set(parameters)):
+        raise _no_reference(f"it has no weight {unknown[0]!r}, or one more than the trainer")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(given[name])
+    if dtype == torch.float64:
+        _compute_in_double(model)
+    return model
+
+
+def reference_gradients(model: Any, sequences: Sequence[TrainSequence], temperature: float) -> dict[str, Tensor]:
+    """Gradients of the sum of weight x `policy_gradient` over all response tokens, in fp64, by HF name.
+
+    A sequence at a time; what each adds is in the model's dtype, their sum in fp64.
+
+    Args:
+        model: from `open_reference`.
+        sequences: with advantages and weights.
+        temperature: of the log-probs; at 0 they are defined at 1.
+    """
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    total = [torch.zeros(parameter.shape, dtype=torch.float64) for parameter in parameters]
+    for sequence in sequences:
+        loss = _loss(model, sequence, temperature)
+        for sum_, gradient in zip(total, torch.autograd.grad(loss, parameters), strict=True):
+            sum_ += gradient
+    return dict(zip(names, total, strict=True))
+
+
+def _loss(model: Any, sequence: TrainSequence, temperature: float) -> Tensor:
+    logits = model(torch.tensor([sequence.tokens]), use_cache=False).logits[0, sequence.response_start - 1 : -1]
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    log_probs = (logits.to(precision) / (temperature or 1.0)).log_softmax(-1)
+    targets = torch.tensor(sequence.tokens[sequence.response_start :])[:, None]
+    scale = torch.from_numpy(sequence.weights).to(precision) * torch.from_numpy(sequence.advantages).to(precision)
+    return -(scale * log_probs.gather(-1, targets)[:, 0]).sum()
+
+
+def _empty_model(directory: Path) -> Any:
+    try:
+        transformers = import_module("transformers")
+        config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    except (ImportError, ValueError, KeyError) as error:
+        raise _no_reference(str(error)) from error
+
+
+def _no_reference(why: str) -> PluginError:
+    return PluginError(
+        f"transformers gives no reference for this model: {why}",
+        remedy="Install transformers >= 5, or check gradients of this structure by a check of its own plugin.",
+        code="VIME-PLUGIN-020",
+    )
+
+
+def _compute_in_double(model: nn.Module) -> None:
+    kinds: dict[str, Callable[..., Any]] = {"RMSNorm": _rms_norm, "RotaryEmbedding": _rotary}
+    for module in model.modules():
+        for suffix, forward in kinds.items():
+            if type(module).__name__.endswith(suffix):
+                module.forward = MethodType(forward, module)
+
+
+def _rms_norm(module: Any, x: Tensor) -> Tensor:
+    return module.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon))
+
+
+def _rotary(module: Any, _x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    angles = position_ids[:, :, None].double() * module.inv_freq.double()
+    both = torch.cat((angles, angles), dim=-1)
+    return both.cos() * module.attention_scaling, both.sin() * module.attention_scaling
