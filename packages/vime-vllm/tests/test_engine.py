@@ -6,7 +6,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from vime_vllm import compat
 from vime_vllm.memory import shared_memory_in_use
 from vime_vllm.options import VllmOptions
 from vime_vllm.reports import process_reports, require_effective
-from vime_vllm.rollout import VllmRollout
+from vime_vllm.rollout import VllmRollout, open_rollout
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 if find_spec("vllm") is None:
@@ -40,13 +39,16 @@ MakeRequests = Callable[..., list[SampleRequest]]
 @pytest.fixture(scope="module")
 def rollout(
     make_context: Callable[..., RolloutContext],
-    opened: Callable[[RolloutContext], AbstractContextManager[VllmRollout]],
     model_directory: Path,
 ) -> Iterator[VllmRollout]:
     """One engine for the whole module; a test that changes its weights puts them back."""
-    options = VllmOptions(kv_cache_gib=0.25, engine_args={"block_size": BLOCK})
-    with opened(make_context(options, directory=model_directory)) as made:
-        yield made
+    context = make_context(VllmOptions(kv_cache_gib=0.25, engine_args={"block_size": BLOCK}), directory=model_directory)
+    with pytest.MonkeyPatch.context() as driver:
+        for name, value in context.policy.trainer.environment.items():
+            driver.setenv(name, value)
+        made = open_rollout(context)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -97,6 +99,11 @@ def test_it_reports_every_process_as_it_is(rollout: VllmRollout) -> None:
         assert report.environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
         assert report.versions["torch"].startswith("2.")
         assert report.hardware["cpu"]
+
+
+def test_the_engine_does_not_inherit_the_trainer_s_variables(rollout: VllmRollout) -> None:
+    for report in rollout.processes():
+        assert not set(report.environment) & {"NCCL_ALGO", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS"}
 
 
 def test_the_driver_s_environment_is_its_own_again(rollout: VllmRollout) -> None:
