@@ -10,7 +10,7 @@ from vime_core.record.reader import RunRecord
 from vime_core.verify.difference import Difference, Found, Place, Size
 from vime_core.verify.stages import StepPair, first_unequal, unequal_tensors
 
-NO_INPUTS: Final = frozenset({"run.name", "run.output"})
+NO_INPUTS: Final = frozenset({"run.name", "run.output", "run.sinks", "run.cache"})
 """Configuration keys that name a run and decide nothing about it."""
 
 
