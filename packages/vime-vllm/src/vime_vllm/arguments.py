@@ -8,6 +8,7 @@ from typing import Any, Final
 from vime_core.backends import RolloutContext
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.errors import ConfigError, PolicyError
+from vime_vllm.aligned.arguments import aligned_arguments, refuse
 from vime_vllm.engine_plugin import TRANSFER_BACKEND
 from vime_vllm.options import VllmOptions
 
@@ -64,6 +65,9 @@ def engine_arguments(
     elif uses_compiler(options, cpu=cpu):
         arguments.setdefault("compilation_config", dict(_DECODE_GRAPHS))
     _check_policy(options, flags, context.policy)
+    if context.alignment is not None:
+        refuse(context, options, cpu=cpu)
+        return aligned_arguments(arguments, context.alignment, cpu=cpu)
     return arguments
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -84,6 +85,11 @@ def settle_logging() -> None:
         configure(_import("vllm.config.logging").LoggingConfig())
 
 
+def model_configuration(model_directory: Path) -> Any:
+    """The Hugging Face configuration object, as the engine reads it."""
+    return _import("vllm.transformers_utils.config").get_config(str(model_directory), trust_remote_code=False)
+
+
 def core_processes(llm: Any) -> list[Any]:
     """The engine core's ``multiprocessing`` processes: direct children, so that their exit codes are known."""
     return list(llm.llm_engine.engine_core.resources.engine_manager.processes)
@@ -118,6 +124,11 @@ def wait_for_all(llm: Any) -> list[Any]:
 def read_core_report(llm: Any) -> dict[str, Any]:
     """What `vime_vllm.engine_side.report.core_report` says in the engine core's process."""
     return llm.llm_engine.engine_core.call_utility("vime_report")
+
+
+def limit_step_tokens(llm: Any, tokens: int) -> int:
+    """Call `vime_vllm.aligned.scheduling.limit_step_tokens` in the engine core's process."""
+    return int(llm.llm_engine.engine_core.call_utility("vime_limit_step_tokens", tokens))
 
 
 def set_weight_version(llm: Any, weight_version: int) -> None:
@@ -186,6 +197,11 @@ def gather_over_tensor_parallel_ranks(shard: Tensor, dim: int, copies: int) -> T
     group = _import("vllm.distributed").get_tp_group()
     whole: Tensor = group.all_gather(shard.contiguous(), dim)
     return whole if copies == 1 else torch.cat(whole.chunk(int(group.world_size), dim)[::copies], dim)
+
+
+def head_major_layouts() -> tuple[Any, ...]:
+    """Layouts of a KV cache whose heads lie outside of its slots (asked since 0.32)."""
+    return (_import("vllm.v1.kv_cache_interface").KVCacheLayout.LBHNC,)
 
 
 def attention_backends(vllm_config: Any) -> dict[str, int]:

@@ -11,6 +11,8 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
+from vime_vllm.aligned.registration import SIDE_VARIABLE, register_model_class
+from vime_vllm.aligned.scheduling import limit_step_tokens
 from vime_vllm.engine_side.orphan import end_with
 from vime_vllm.environment import OWNER
 
@@ -27,12 +29,15 @@ def register() -> None:
     if not is_engine_process():
         return
     end_with(int(os.environ[OWNER]))
+    if side := os.environ.get(SIDE_VARIABLE):
+        register_model_class(side)
     # Only an engine core has this module when vLLM loads its plugins.
     core = sys.modules.get("vllm.v1.engine.core")
     if core is not None:
         from vime_vllm.engine_side.report import core_report
 
         core.EngineCore.vime_report = core_report
+        core.EngineCore.vime_limit_step_tokens = limit_step_tokens
 
 
 def is_engine_process() -> bool:

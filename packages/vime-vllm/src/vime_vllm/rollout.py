@@ -11,6 +11,7 @@ from vime_core.backends import NamedTensors, RolloutContext
 from vime_core.errors import BackendError, ConfigError, ContractViolation, PolicyError
 from vime_core.types import Completion, ProcessReport, SampleRequest
 from vime_vllm import compat
+from vime_vllm.aligned.arguments import aligned_environment, prepare
 from vime_vllm.arguments import engine_arguments, policy_flags, uses_compiler
 from vime_vllm.client import EngineClient
 from vime_vllm.engine_log import EngineLog
@@ -48,17 +49,28 @@ def _start(context: RolloutContext, options: VllmOptions, flags: dict[str, bool]
     config, policy = context.config, context.policy
     cpu = compat.is_cpu()
     arguments = engine_arguments(context, options, flags, cpu=cpu, known=compat.argument_names())
-    compiler = uses_compiler(options, cpu=cpu)
+    compiler = context.alignment is None and uses_compiler(options, cpu=cpu)
     environment = engine_environment(config, policy, compiler=compiler, owner=os.getpid())
+    if context.alignment is not None:
+        environment |= aligned_environment(context.alignment, cpu=cpu)
+        prepare(context.alignment, context.model_directory)
     removed = removed_variables(config, policy, environment)
     engine = EngineClient(arguments, environment, removed, config.rollout.timeout_s, log)
     try:
-        rollout = VllmRollout(engine, context, options, flags)
+        rollout = _rollout_class(context)(engine, context, options, flags)
         require_effective(rollout.processes(), arguments)
     except BaseException:
         engine.close()
         raise
     return rollout
+
+
+def _rollout_class(context: RolloutContext) -> type[VllmRollout]:
+    if context.alignment is None:
+        return VllmRollout
+    from vime_vllm.aligned.rollout import AlignedVllmRollout
+
+    return AlignedVllmRollout
 
 
 class VllmRollout:
@@ -78,6 +90,7 @@ class VllmRollout:
         self._options = options
         self._context_length = context.config.rollout.context_length
         self._paused_admission = flags.get("paused_admission", False)
+        self._drops_prefix_cache = self._paused_admission
         self._version: int | None = 0
         forms: dict[str, list[Any]] = engine.agreed("vime_weight_forms")
         self._forms = {name: TensorForm(dtype, tuple(shape)) for name, (dtype, shape) in forms.items()}
@@ -156,8 +169,9 @@ class VllmRollout:
 
     def _run(self, requests: Sequence[SampleRequest]) -> list[Any]:
         llm = self.engine.llm
-        if self._paused_admission:
+        if self._drops_prefix_cache:
             self._drop_prefix_cache()
+        if self._paused_admission:
             compat.pause_scheduler(llm)
         for request in requests:
             compat.enqueue(llm, request.prompt_tokens, sampling_params(request))

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from vime_vllm.aligned.installed import is_aligned
 from vime_vllm.compat import attention_backends, class_path, core_settings, runner_version
 from vime_vllm.engine_side.plain_linear import PLAIN_LINEAR, plain_linear
 from vime_vllm.engine_side.weights import submodules
@@ -59,12 +60,21 @@ def _worker_settings(worker: Any) -> dict[str, Any]:
         "weight_transfer": class_path(worker.weight_transfer_engine),
         "threads": torch.get_num_threads(),
         "cpus": sorted(os.sched_getaffinity(0)),
+        **_aligned_settings(worker),
     }
+
+
+def _aligned_settings(worker: Any) -> dict[str, Any]:
+    if not is_aligned(worker.vllm_config):
+        return {}
+    from vime_vllm.aligned.report import aligned_settings
+
+    return aligned_settings(worker)
 
 
 def exceptions(worker: Any) -> list[str]:
     """Where this engine is not stock vLLM, by name; the package's README says why."""
-    return [PLAIN_LINEAR] if worker.device.type == "cpu" else []
+    return [PLAIN_LINEAR] if worker.device.type == "cpu" and not is_aligned(worker.vllm_config) else []
 
 
 def packed_layers(model: nn.Module) -> list[str]:

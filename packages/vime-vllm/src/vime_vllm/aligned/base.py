@@ -1,0 +1,113 @@
+"""The base of every aligned model class: weights in and out by Hugging Face names, operations, the sampler's hook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vime_core.alignment.taps import LOGITS, tap
+from vime_vllm.aligned.installed import installed
+from vime_vllm.aligned.modules import Linear
+from vime_vllm.engine_side.weights import parameters, submodules
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of a Hugging Face directory lies in the model: a parameter, or a fused part of one."""
+
+    parameter: str
+    part: int | None = None
+    first: int = 0
+    rows: int = 0
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The view of the parameter."""
+        return tensor if self.part is None else tensor[self.first : self.first + self.rows]
+
+
+class AlignedModel(nn.Module):
+    """A vLLM model class of an alignment contract.
+
+    A subclass builds its modules in ``__init__(*, vllm_config, prefix="")`` from `vime_vllm.aligned.modules` with
+    ``self.operations``, under the names of a Hugging Face directory, and defines ``embed_input_ids(input_ids)``,
+    ``forward(input_ids, positions, intermediate_tensors=None, inputs_embeds=None)`` -> hidden states [T, H], and
+    ``compute_logits(hidden_states)`` -> fp32 logits [T, V]. For taps, the former begins with `begin_step` and the
+    latter calls `tap_logits`. A subclass may define the static method ``check_config(config)``, which raises
+    PolicyError for a configuration that its contract does not cover, before an engine is started.
+
+    Attributes:
+        ignored_weights: ends of names in a directory that hold no weight of this model.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        super().__init__()
+        self.ignored_weights: tuple[str, ...] = ("rotary_emb.inv_freq",)
+        self.installed = installed(vllm_config)
+        self.operations = self.installed.operations
+        self.config: Any = vllm_config.model_config.hf_config
+        self._step: list[Tensor] = []
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load tensors by Hugging Face names; returns the names of the parameters that got all of their parts.
+
+        Raises:
+            ValueError: a name that the model does not have, or a shape that does not fit.
+        """
+        places, own, loaded = self.places(), dict(self.named_parameters()), set[str]()
+        with torch.no_grad():
+            for name, tensor in weights:
+                if name.endswith(self.ignored_weights):
+                    continue
+                if name not in places:
+                    raise ValueError(f"{type(self).__name__} has no weight {name!r}")
+                place, parameter = places[name], own[places[name].parameter]
+                loader: Any = parameter.weight_loader  # type: ignore[attr-defined]
+                loader(parameter, tensor, *(() if place.part is None else (place.part,)))
+                loaded.add(name)
+        missing = {place.parameter for name, place in places.items() if name not in loaded}
+        return {places[name].parameter for name in loaded} - missing
+
+    def vime_kernel_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, view) of every tensor that the operations read, in layer order."""
+        own = dict(self.named_parameters())
+        for name, place in self.places().items():
+            yield name, place.of(own[place.parameter].data)
+
+    def places(self) -> dict[str, Place]:
+        """Where each tensor of a Hugging Face directory lies."""
+        found: dict[str, Place] = {}
+        for path, module in submodules(self):
+            for leaf, _ in parameters(module):
+                found |= _module_places(path, module, leaf)
+        return found
+
+    def begin_step(self, positions: Tensor) -> None:
+        """Remember the positions (T) of the tokens of this engine step."""
+        self._step[:] = [positions]
+
+    def tap_logits(self, logits: Tensor) -> None:
+        """Hand over logits (n, V). A recording holds one sequence, whose logits are those of a step's last tokens."""
+        for positions in self._step:
+            tap(LOGITS, positions[-len(logits) :], logits)
+
+    @staticmethod
+    def get_model_state_cls() -> Any:
+        """Asked by model runner V2 only: where its sampler comes from."""
+        from vime_vllm.aligned.sampler_v2 import AlignedModelState
+
+        return AlignedModelState
+
+
+def _module_places(path: str, module: nn.Module, leaf: str) -> dict[str, Place]:
+    parameter = f"{path}.{leaf}" if path else leaf
+    if not (isinstance(module, Linear) and module.parts):
+        return {parameter: Place(parameter)}
+    parent, found, first = path.rpartition(".")[0], dict[str, Place](), 0
+    for number, (part, rows) in enumerate(zip(module.parts, module.part_rows, strict=True)):
+        found[f"{parent}.{part}.{leaf}" if parent else f"{part}.{leaf}"] = Place(parameter, number, first, rows)
+        first += rows
+    return found

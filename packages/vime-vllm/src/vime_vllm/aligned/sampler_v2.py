@@ -1,0 +1,61 @@
+"""Model runner V2 (GPU): the model class supplies the sampler, which scores by the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+from vime_core.numerics import Operations
+
+
+class AlignedSamplerV2(Sampler):
+    """vLLM's sampler of V2 with the contract's scoring and temperature. It knows no top-k and top-p.
+
+    Args:
+        stock: the sampler that the model runner made; its states are kept.
+        operations: the contract's operations.
+    """
+
+    def __init__(self, stock: Sampler, operations: Operations) -> None:
+        self.__dict__.update(stock.__dict__)
+        self.operations = operations
+        self._scored: Tensor | None = None
+        states: Any = self.sampling_states
+
+        def apply_temperature(logits: Tensor, expanded_idx_mapping: Tensor, *_: Any) -> None:
+            # Triton's division approximates; tensor by tensor torch divides as IEEE 754 says.
+            temperatures = states.temperature.gpu[expanded_idx_mapping]
+            logits.div_(torch.where(temperatures == 0, 1.0, temperatures).unsqueeze(-1))
+
+        states.apply_temperature = apply_temperature
+
+    def sample(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Draw as vLLM does, and remember z = logits / T."""
+        sampled, z = super().sample(*args, **kwargs)
+        self._scored = z
+        return sampled, z
+
+    def __call__(self, logits: Tensor, input_batch: Any) -> Any:
+        """vLLM's output with the contract's log-probs."""
+        output = super().__call__(logits, input_batch)
+        found = output.logprobs_tensors
+        if found is not None:
+            if self._scored is None or found.logprob_token_ids.shape[1] != 1:
+                raise ValueError("under an alignment contract the engine scores the sampled token and no other")
+            log_probs = self.operations.token_log_probs(self._scored, found.logprob_token_ids[:, 0])
+            output.logprobs_tensors = found._replace(logprobs=log_probs.unsqueeze(-1))
+        return output
+
+
+class AlignedModelState(DefaultModelState):
+    """What V2 asks for a sampler after the model is loaded."""
+
+    def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
+        """The contract's sampler, and no rejection sampler."""
+        from vime_vllm.aligned.installed import installed
+
+        return AlignedSamplerV2(sampler, installed(self.vllm_config).operations), None
