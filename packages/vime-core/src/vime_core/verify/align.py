@@ -96,7 +96,7 @@ def compare_phase(phase: Phase) -> list[TokenComparison]:
 
 def _compare(forward: str, phase: Phase, trainer: Sequence[Scored]) -> TokenComparison:
     by_key = {one.key: one.log_probs for one in trainer}
-    engine, scored = (_joined(rows) for rows in zip(*((o.log_probs, by_key[o.key]) for o in phase.engine), strict=True))
+    engine, scored = _joined([o.log_probs for o in phase.engine]), _joined([by_key[o.key] for o in phase.engine])
     compared = compare_bits(engine, scored)
     with np.errstate(invalid="ignore"):
         mean = float(np.abs(engine.astype(np.float64) - scored).mean()) if engine.size else 0.0

@@ -26,7 +26,9 @@ from vime_core.verify.verdict import Verdict
 
 LENGTHS: Final = (1, 2, 3, 15, 16, 17, 31, 33, 48, 63, 65, 100, 127, 129, 200, 255, 257, 511, 1023)
 """Prompt lengths around the sizes of pages and tiles."""
-SUBJECT_LENGTHS: Final = (1, 17, 65)
+SUBJECT_LENGTHS: Final = (1, 17)
+"""Prompt lengths of what is compared, besides one that is a little longer than a page of the cache."""
+USUAL_PAGE: Final = 64
 CHUNKS: Final = (5, 16)
 """Prefill tokens in one engine step: within a page and a whole one."""
 NO_INSIDE: Final = "this engine offers no switch for it; one that keeps an alignment contract does"
@@ -58,8 +60,9 @@ class _Experiment:
     def __init__(self, sides: Sides, options: BatchOptions) -> None:
         self._rollout: Rollout = sides.rollout
         self._reports = sides.reports
-        self._subjects = subject_requests(sides.parts)
-        self._others = company_requests(sides.parts, options.company)
+        page = int(_setting(sides.reports, "block_size") or USUAL_PAGE)
+        self._subjects = subject_requests(sides.parts, page)
+        self._others = company_requests(sides.parts, self._subjects, options.company)
         self._alone: dict[SampleRequest, Answer] = {}
         self._trials: list[Trial] = []
         self._not_tried: dict[Circumstance, str] = {}
@@ -179,22 +182,19 @@ def _setting(reports: Sequence[ProcessReport], name: str) -> Any:
     return next((r.settings[name] for r in reports if r.role == "rollout" and name in r.settings), None)
 
 
-def subject_requests(parts: Parts) -> list[SampleRequest]:
-    """Short, middle and long prompts, each sampled at the run's temperature, at 1, and greedily."""
+def subject_requests(parts: Parts, page: int) -> list[SampleRequest]:
+    """Short prompts and one longer than a page, each sampled at the run's temperature, at 1, and greedily."""
     temperatures = dict.fromkeys((parts.config.sampling.temperature, 1.0, 0.0))
-    lengths = [length for length in SUBJECT_LENGTHS if length <= _longest(parts)]
-    prompts = _prompts(parts, lengths)
+    lengths = dict.fromkeys(min(length, _longest(parts)) for length in (*SUBJECT_LENGTHS, page + 9))
     return [
-        request
-        for number, prompt in enumerate(prompts)
+        _request(parts, number, sample, prompt, temperature)
+        for number, prompt in enumerate(_prompts(parts, [*lengths]))
         for sample, temperature in enumerate(temperatures)
-        for request in [_request(parts, number, sample, prompt, temperature)]
     ]
 
 
-def company_requests(parts: Parts, count: int) -> list[SampleRequest]:
-    """Prompts of mixed lengths; among them the subjects' own prompts with another seed, and half of the longest."""
-    subjects = subject_requests(parts)
+def company_requests(parts: Parts, subjects: Sequence[SampleRequest], count: int) -> list[SampleRequest]:
+    """Prompts of mixed lengths; among them the longest subject's own with another seed, and its first half."""
     longest = max((s.prompt_tokens for s in subjects), key=len)
     lengths = [length for length in LENGTHS if length <= _longest(parts)]
     mixed = _prompts(parts, [lengths[i % len(lengths)] for i in range(count)], skip=1)
