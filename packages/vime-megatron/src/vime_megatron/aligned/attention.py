@@ -35,17 +35,24 @@ class AlignedAttention(torch.nn.Module):
         value: Tensor,
         attention_mask: Tensor | None,  # noqa: ARG002 (the slot's signature)
         packed_seq_params: AlignedSequences,
-        **_: Any,
+        **unused: Any,  # noqa: ARG002 (the slot's signature)
     ) -> Tensor:
         """Query [T, heads, D], key and value [T, groups, D] to [T, heads x D]."""
         pack = packed_seq_params
         taps = LayerTaps(self.layer, pack.positions)
-        key, value = key.contiguous(), value.contiguous()
-        for name, rows in (("q", query), ("k", key), ("v", value)):
-            taps(name, rows)
-        query, key = (self.operations.rope(rows, pack.positions, pack.rope_table) for rows in (query, key))
+        query, key, value = _dense(query), _dense(key), _dense(value)
+        taps("q", query)
+        taps("k", key)
+        taps("v", value)
+        query = self.operations.rope(query, pack.positions, pack.rope_table)
+        key = self.operations.rope(key, pack.positions, pack.rope_table)
         taps("q_rope", query)
         taps("k_rope", key)
         output, _ = self.operations.attention_packed(query, key, value, pack.cu_seqlens, self.spec)
         taps("attention", output)
         return output.flatten(1)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The same elements under the strides of a new tensor; a view of one token or head may have odd ones."""
+    return x.contiguous().flatten().view(x.shape)

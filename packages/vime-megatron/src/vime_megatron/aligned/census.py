@@ -8,7 +8,7 @@ operator that is dispatched while no operation is on the Python stack has to be 
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vime_core.errors import ContractViolation
 from vime_core.numerics import Operations
 
 OPERATIONS: Final = "vime_core.numerics"
-MOVES: Final = frozenset(
-    (
-        "alias,arange,as_strided,cat,clone,contiguous,copy_,detach,empty,empty_like,expand,index,index_select,"
-        "lift_fresh,new_ones,ones,permute,reshape,select,slice,split,split_with_sizes,squeeze,stack,t,transpose,"
-        "unbind,unsqueeze,view,_reshape_alias,_unsafe_view"
-    ).split(",")
+MOVES: Final = (
+    *("alias", "arange", "as_strided", "cat", "clone", "contiguous", "copy_", "detach"),
+    *("empty", "empty_like", "expand", "index", "index_select", "lift_fresh", "new_ones", "ones"),
+    *("permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "stack"),
+    *("t", "transpose", "unbind", "unsqueeze", "view", "_reshape_alias", "_unsafe_view"),
 )
 """Operators of ``aten`` that make no new number from old ones, as long as the dtype stays."""
 
@@ -97,20 +97,19 @@ class _Watch(TorchDispatchMode):
         self._running.pop()
 
 
-def _computes(operator: Any, arguments: Sequence[Any], result: Any) -> bool:
-    """Whether an operator may have made a new float: any but a move, and a move that changes the dtype."""
-    results = [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
-    floats = [t for t in results if t.is_floating_point()]
-    if results and not floats:
+def _computes(operator: Any, arguments: object, result: object) -> bool:
+    """Whether an operator may have made a new float: any but a move, and a move between dtypes."""
+    made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+    if made and not any(t.is_floating_point() for t in made):
         return False  # positions, lengths, masks
     namespace, _, name = str(operator._schema.name).partition("::")
-    inputs = [t.dtype for t in arguments if isinstance(t, Tensor) and t.is_floating_point()]
-    rounded = any(t.dtype != inputs[0] for t in floats) if inputs else False
-    return namespace != "aten" or name not in MOVES or rounded
+    tensors = [t for t in tree_leaves((arguments, result)) if isinstance(t, Tensor)]
+    dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+    return namespace != "aten" or name not in MOVES or len(dtypes) > 1
 
 
 def _within_an_operation() -> bool:
-    frame = sys._getframe()
+    frame = inspect.currentframe()
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith(OPERATIONS):
             return True

@@ -22,10 +22,10 @@ from vime_megatron.aligned.layer import AlignedLayer, AlignedMlp
 from vime_megatron.aligned.modules import (
     AlignedAddRmsNorm,
     AlignedColumnLinear,
+    AlignedEmbedding,
     AlignedRmsNorm,
     AlignedRowLinear,
-    adopt_embedding,
-    adopt_output_layer,
+    adopt,
 )
 from vime_megatron.aligned.side import AlignedParts
 from vime_megatron.rope import Llama3Scaling, Rope
@@ -44,8 +44,8 @@ class DenseSide:
         layer = layer_spec(operations, AttentionSpec(blueprint.head_dim**-0.5), qk_norm=qk_norm)
         return AlignedParts(
             block=block_spec(operations, [layer] * int(blueprint.transformer["num_layers"])),
-            embedding=partial(adopt_embedding, operations=operations),
-            output_layer=partial(adopt_output_layer, operations=operations),
+            embedding=partial(adopt, kind=AlignedEmbedding, operations=operations),
+            output_layer=partial(adopt, kind=AlignedColumnLinear, operations=operations),
             rope=rope_of(blueprint.rope),
         )
 
@@ -61,7 +61,9 @@ def block_spec(operations: Operations, layers: list[ModuleSpec]) -> TransformerB
 
 def layer_spec(operations: Operations, attention: AttentionSpec, *, qk_norm: bool) -> ModuleSpec:
     """One pre-normed layer: grouped-query attention and SwiGLU."""
-    norm, add_norm, mlp = (partial(kind, operations=operations) for kind in (AlignedRmsNorm, AlignedAddRmsNorm, AlignedMlp))
+    norm, add_norm, mlp = (
+        partial(kind, operations=operations) for kind in (AlignedRmsNorm, AlignedAddRmsNorm, AlignedMlp)
+    )
     slots: Any = TransformerLayerSubmodules
     return ModuleSpec(
         module=AlignedLayer,

@@ -21,6 +21,9 @@ from vime_megatron.aligned.sequences import AlignedSequences, LayerTaps
 class AlignedMlp(MLP):
     """Megatron's MLP with the operations' SwiGLU between its linears."""
 
+    linear_fc1: Any  # Megatron's own types do not say that modules are called
+    linear_fc2: Any
+
     def __init__(
         self, config: TransformerConfig, pg_collection: ProcessGroupCollection, *, operations: Operations, **_: Any
     ) -> None:
@@ -48,6 +51,11 @@ class AlignedLayer(TransformerLayer):
 
     Megatron's own forward has places for biases, dropout, fused kernels and offloading; this one has none of them.
     """
+
+    input_layernorm: Any
+    self_attention: Any
+    pre_mlp_layernorm: Any
+    mlp: Any
 
     def __init__(
         self, config: TransformerConfig, submodules: TransformerLayerSubmodules, *, operations: Operations, **given: Any

@@ -7,7 +7,7 @@ Each module is Megatron's own as far as parameters, checkpoints and initialisati
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
@@ -15,6 +15,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from vime_core.numerics import Operations
+from vime_megatron.aligned.linear import linear
+
+Adopted = TypeVar("Adopted", bound=torch.nn.Module)
 
 
 class AlignedColumnLinear(ColumnParallelLinear):
@@ -29,7 +32,8 @@ class AlignedColumnLinear(ColumnParallelLinear):
     ) -> tuple[Tensor, None]:
         """[..., K] to ([..., N], no bias left to add); ``weight`` [N, K] stands in for the module's own."""
         del runtime_gather_output  # one rank has nothing to gather
-        return self.operations.linear(input_, self.weight if weight is None else weight, self.bias), None
+        own: Any = self.weight  # absent where the embedding's is shared
+        return linear(self.operations, input_, own if weight is None else weight, self.bias), None
 
 
 class AlignedRowLinear(RowParallelLinear):
@@ -39,9 +43,11 @@ class AlignedRowLinear(RowParallelLinear):
         super().__init__(*sizes, **given)
         self.operations = operations
 
-    def forward(self, input_: Tensor) -> tuple[Tensor, None]:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (Megatron's type denies what it returns)
+        self, input_: Tensor
+    ) -> tuple[Tensor, None]:
         """[..., K] to ([..., N], no bias left to add)."""
-        return self.operations.linear(input_, self.weight, self.bias), None
+        return linear(self.operations, input_, self.weight, self.bias), None
 
 
 class AlignedEmbedding(VocabParallelEmbedding):
@@ -84,17 +90,16 @@ def residual_sum(operations: Operations, x: Tensor, residual: Tensor) -> Tensor:
     return operations.add_rms_norm(x, residual, unused, 1.0)[1]
 
 
-def adopt_output_layer(module: ColumnParallelLinear, operations: Operations) -> AlignedColumnLinear:
-    """Turn the output layer, whose class GPTModel fixes, into an aligned one; its weight stays where it is."""
-    module.__class__ = AlignedColumnLinear
-    assert isinstance(module, AlignedColumnLinear)
-    module.operations = operations
-    return module
+def adopt(module: torch.nn.Module, kind: type[Adopted], operations: Operations) -> Adopted:
+    """Turn a module whose class GPTModel fixes (embedding, output layer) into an aligned one, in place.
 
-
-def adopt_embedding(module: VocabParallelEmbedding, operations: Operations) -> AlignedEmbedding:
-    """Turn the embedding, whose class GPTModel fixes, into an aligned one; its weight stays where it is."""
-    module.__class__ = AlignedEmbedding
-    assert isinstance(module, AlignedEmbedding)
-    module.operations = operations
-    return module
+    Args:
+        module: of a base class of ``kind``; its parameters stay where they are.
+        kind: has the attribute ``operations`` and nothing else that its constructor would have set.
+        operations: of the contract.
+    """
+    assert issubclass(kind, type(module))
+    module.__class__ = kind
+    adopted: Any = module
+    adopted.operations = operations
+    return adopted

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from vime_core.alignment.taps import layer_tap, tap
+
+_GIVEN: Any = None  # Megatron's fields have defaults, so these must have them too
 
 
 @dataclass
@@ -21,9 +23,9 @@ class AlignedSequences(PackedSeqParams):
         rope_table: fp32 [context, R], of the model's own length.
     """
 
-    positions: Tensor = cast("Any", None)
-    cu_seqlens: Tensor = cast("Any", None)
-    rope_table: Tensor = cast("Any", None)
+    positions: Tensor = _GIVEN
+    cu_seqlens: Tensor = _GIVEN
+    rope_table: Tensor = _GIVEN
 
 
 @dataclass(frozen=True)
