@@ -121,10 +121,11 @@ def prepare(alignment: Alignment, model_directory: Path) -> None:
         PolicyError: it does not cover the model's configuration, or the provider cannot run here.
     """
     load_provider(alignment.provider)
-    check: Callable[[Any], None] | None = getattr(side_class(alignment), "check_config", None)
+    cls = side_class(alignment)
+    check: Callable[[Any], None] | None = getattr(cls, "check_config", None)
     if check is not None:
         check(compat.model_configuration(model_directory))
-    register_model_class(alignment.rollout_side)
+    register_model_class(alignment.rollout_side, cls)
 
 
 def side_class(alignment: Alignment) -> type[Any]:

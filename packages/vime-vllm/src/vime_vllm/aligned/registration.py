@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 SIDE_VARIABLE: Final = "VIME_ENGINE_MODEL"
 """Tells the engine's processes which class to register: ``"module:Class"``."""
@@ -15,6 +15,11 @@ def architecture(side: str) -> str:
     return "Vime_" + re.sub(r"\W", "_", side)
 
 
-def register_model_class(side: str) -> None:
-    """Make the class known to vLLM in this process, without importing it. Idempotent."""
-    import_module("vllm").ModelRegistry.register_model(architecture(side), side)
+def register_model_class(side: str, loaded: type[Any] | None = None) -> None:
+    """Make the class known to vLLM in this process. Idempotent.
+
+    Args:
+        side: the class, ``"module:Class"``; vLLM imports it when it needs it.
+        loaded: the class itself where it is imported already, so that vLLM starts no process to look at it.
+    """
+    import_module("vllm").ModelRegistry.register_model(architecture(side), loaded or side)
