@@ -12,7 +12,8 @@ standing for every part preceded by its length as 8 little-endian bytes:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,15 +25,21 @@ from vime_core.record.hash128 import Bytes, reference_hash
 from vime_core.record.hash128_native import native
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from vime_core.record.hash128_cuda import HashQueue
 
 _TENSOR: Final = b"vime-tensor/1"
 _MERKLE: Final = b"vime-merkle/1"
 _NUMPY_KINDS: Final = "biufc"
 
 
-def implementation() -> str:
-    """``"c"``, or ``"numpy"`` with the reason why the fast one is not used."""
+def implementation(device: torch.device | None = None) -> str:
+    """``"c"``, on CUDA devices ``"triton"``; else the slower one in use and the reason why the fast one is not."""
+    if device is not None and device.type == "cuda":
+        reason = _cuda_fault(device)
+        return f"{implementation()}, copied to the host ({reason})" if reason else "triton"
     fast = native()
     return "c" if fast.hash else f"numpy ({fast.reason})"
 
@@ -48,7 +55,7 @@ def tensor_digest(name: str, tensor: Tensor) -> str:
     Raises:
         RecordError: the tensor has no bytes of its own (meta, sparse or quantised).
     """
-    return _leaf(name, _torch_name(name, tensor), tuple(tensor.shape), _hash_tensor(tensor))
+    return digest_tensors([(name, tensor)])[name]
 
 
 def array_digest(name: str, array: NDArray[Any]) -> str:
@@ -63,15 +70,24 @@ def array_digest(name: str, array: NDArray[Any]) -> str:
 
 
 def digest_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """The leaves of (name, tensor) pairs in their order. Raises RecordError for a name that comes twice."""
-    leaves: dict[str, str] = {}
+    """The leaves of (name, tensor) pairs in their order. On CUDA devices all are hashed before the host waits, on the
+    streams that are current at the call; no more than about 2 GiB of tensors that nobody else holds is kept.
+
+    Raises:
+        RecordError: a name comes twice; a tensor has no bytes of its own (meta, sparse or quantised); or one on a
+            device was written to before the last was handed over.
+    """
+    heads: dict[str, tuple[str, tuple[int, ...]]] = {}
+    hashes: list[Callable[[], bytes]] = []
+    queues: dict[torch.device, HashQueue | None] = {}
     for name, tensor in named:
-        if name in leaves:
+        if name in heads:
             raise RecordError(
                 f"two tensors are called {name!r}", remedy="Give every tensor its own name.", code="VIME-RECORD-008"
             )
-        leaves[name] = tensor_digest(name, tensor)
-    return leaves
+        heads[name] = _torch_name(name, tensor), tuple(tensor.shape)
+        hashes.append(_start_hash(tensor, queues))
+    return {name: _leaf(name, *head, hashed()) for (name, head), hashed in zip(heads.items(), hashes, strict=True)}
 
 
 def merkle_root(leaves: Mapping[str, str]) -> str:
@@ -87,14 +103,46 @@ def merkle_root(leaves: Mapping[str, str]) -> str:
     return (level[0] if level else _node(b"empty")).hex()
 
 
-def _hash_tensor(tensor: Tensor) -> bytes:
-    """The seam for devices: whoever adds a kernel for one answers here with the hash that `hash128` defines."""
+def _start_hash(tensor: Tensor, queues: dict[torch.device, HashQueue | None]) -> Callable[[], bytes]:
+    """Hash on the host now, or let the tensor's device do so and wait when the value is asked for."""
+    if tensor.is_cuda and tensor.device not in queues:
+        queues[tensor.device] = _cuda_queue(tensor.device)
+    queue = queues.get(tensor.device)
+    if queue is not None:
+        return queue.add(tensor)
+    value = _host_hash(tensor)
+    return lambda: value
+
+
+def _host_hash(tensor: Tensor) -> bytes:
     import torch
 
     if tensor.numel() == 0:
         return bytes_hash(b"")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return _hash(plain.reshape(-1).view(torch.uint8).numpy())
+
+
+def _cuda_queue(device: torch.device) -> HashQueue | None:
+    if reason := _cuda_fault(device):
+        warnings.warn(f"tensors on {device} are digested on the host, slowly: {reason}", RuntimeWarning, stacklevel=4)
+        return None
+    from vime_core.record.hash128_cuda import HashQueue
+
+    return HashQueue(device)
+
+
+def _cuda_fault(device: torch.device) -> str:
+    """Why the host digests this device's tensors, or ""."""
+    import torch
+
+    if torch.version.cuda is None:
+        return "PyTorch was not built for CUDA"
+    try:
+        from vime_core.record import hash128_cuda
+    except ImportError as error:
+        return f"Triton cannot be imported: {error}"
+    return hash128_cuda.fault(device)
 
 
 def _hash(data: Bytes) -> bytes:
