@@ -161,7 +161,6 @@ class FakeRollout:
         self.cached: dict[tuple[int, ...], Weights] = {}
         self.resets_cache = True
         self.chunk_error = 0.0
-        self.cache_error = 0.0
         self._last_cached: list[int] = []
         self.calls: list[list[SampleRequest]] = []
 
@@ -178,10 +177,9 @@ class FakeRollout:
     def _complete(self, requests: Sequence[SampleRequest], request: SampleRequest) -> Completion:
         rng, tokens, values = np.random.default_rng(request.seed), list(request.prompt_tokens), []
         weights = self.cached.get(self._prefix(request), self.held)
-        hit = self._prefix(request) in self.cached
         for _ in range(request.max_tokens):
             logits = self.change_row(requests, request, taps_at(weights, tokens, len(tokens) - 1)["logits"])
-            logits = logits + self.cache_error * hit + self.chunk_error * bool(self.chunk) * torch.arange(VOCABULARY)
+            logits = logits + self.chunk_error * bool(self.chunk) * torch.arange(VOCABULARY)
             row = distribution(logits, (request.temperature or 1.0) * self.temperature_factor)
             noise = rng.gumbel(size=VOCABULARY) if request.temperature else np.zeros(VOCABULARY)
             token = int(np.argmax(row + noise))

@@ -242,8 +242,8 @@ def _holds(evidence: Verdict, collected: Collected) -> Verdict:
     tried = [name for name in CIRCUMSTANCES if name not in collected.never_happens]
     never = "".join(f"; {name} never happens here: {why}" for name, why in collected.never_happens.items())
     sentence = (
-        f"Batch holds: every request got the same bits {', '.join(tried)} as alone ({evidence.coverage.samples} trials,"
-        f" {evidence.coverage.tokens} tokens, 0 unequal); the sampled distributions had {evidence.entropy:.3f} nats of"
-        f" entropy a token{never}."
+        f"Batch holds: every request got the bits that it gets alone: {', '.join(tried)}"
+        f" ({evidence.coverage.samples} trials, {evidence.coverage.tokens} tokens, 0 unequal); what was sampled from"
+        f" had {evidence.entropy:.3f} nats of entropy a token{never}."
     )
     return replace(evidence, holds=True, sentence=sentence)

@@ -125,6 +125,8 @@ class _Experiment:
                 self._answers(everything)
                 self._try_cached(self._rollout, [*self._subjects])
                 self._try_cached(self._rollout, everything)
+                if not any(trial.circumstance == name for trial in self._trials):
+                    self._not_tried[name] = "no request of the verdict found its prefix in the cache"
             finally:
                 self._keep_cache(keep=False)
         else:
@@ -137,7 +139,6 @@ class _Experiment:
         for request, answer, cached in zip(requests, answers, rollout.cached_tokens(), strict=True):
             if request in self._alone and cached:
                 self._add(name, request, answer)
-        self._not_tried[name] = "no request of the verdict found its prefix in the cache"
 
     def _chunked(self) -> None:
         """Greedy requests, since not every platform takes seeded ones in chunks."""

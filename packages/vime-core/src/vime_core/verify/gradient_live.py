@@ -71,15 +71,14 @@ def verify_gradient(parts: Parts, trainer: Trainer, options: GradientOptions) ->
 def gradient_sequences(parts: Parts, options: GradientOptions) -> list[TrainSequence]:
     """Sequences cut from the run's prompts laid end to end, of mixed lengths, with advantages of both signs."""
     pool = [token for prompt in parts.prompts.step(0) for token in prompt.tokens]
-    budget = parts.config.rollout.context_length
+    half = parts.config.rollout.context_length // 2
+    response = min(options.response, half)
     result: list[TrainSequence] = []
     for number in range(options.sequences):
-        prompt = max(1, min(options.prompt >> (number % 3), budget // 2))
-        response = max(1, min(options.response, budget // 2, len(pool) - 1))
-        start = (number * 37) % max(1, len(pool) - prompt - response)
-        tokens = tuple((pool * 2)[start : start + prompt + response])
-        sign = np.float32(1.0 if number % 2 else -1.0)
-        advantages = np.full(response, sign, dtype=np.float32)
+        prompt = max(1, min(options.prompt >> (number % 3), half))
+        start = number * 37 % len(pool)
+        tokens = tuple(pool[(start + place) % len(pool)] for place in range(prompt + response))
+        advantages = np.full(response, 1.0 if number % 2 else -1.0, dtype=np.float32)
         weights = np.full(response, 1.0 / (options.sequences * response), dtype=np.float32)
         result.append(TrainSequence((number, 0), tokens, prompt, advantages, weights))
     return result

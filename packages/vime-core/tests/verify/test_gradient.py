@@ -1,0 +1,147 @@
+"""The verdict on planted evidence."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vime_core.types import Float32Array
+from vime_core.verify.gradient import (
+    FACTOR,
+    ROUNDING,
+    Backward,
+    GradientEvidence,
+    TensorError,
+    gradient_verdict,
+)
+
+BF16 = ROUNDING["bf16"]
+
+
+def rows(seed: int = 0) -> tuple[Float32Array, ...]:
+    rng = np.random.default_rng(seed)
+    return tuple(rng.uniform(-4, -0.1, length).astype(np.float32) for length in (3, 5))
+
+
+STEP = Backward("a train step", {"a": "1", "b": "2"}, {"loss": "0x1p-2", "gradient norm": "0x1p+0"}, rows())
+AGAIN = replace(STEP, name="again")
+ALONE = Backward("gradients alone", {"x": "3", "y": "4", "z": "5"}, {})
+RECOMPUTED = replace(ALONE, name="recomputed")
+ERRORS = (TensorError("x", 10, 0.02, 0.02, BF16), TensorError("y", 20, 0.001, 0.002, BF16))
+EVIDENCE = GradientEvidence("bf16", rows(), (STEP, AGAIN, ALONE, RECOMPUTED), ERRORS, norm=3.0)
+
+
+def with_pass(number: int, **changes: Any) -> GradientEvidence:
+    passes = [*EVIDENCE.passes]
+    passes[number] = replace(passes[number], **changes)
+    return replace(EVIDENCE, passes=tuple(passes))
+
+
+def test_good_evidence_holds() -> None:
+    verdict = gradient_verdict(EVIDENCE)
+    assert verdict.exit_code == 0, verdict.sentence
+    assert (verdict.coverage.samples, verdict.coverage.tokens, verdict.coverage.tensors) == (2, 8, 10)
+    assert "4 backward passes gave the same bits (10 gradients)" in verdict.sentence
+    assert "worst 'x', relative error 0.02, bound 0.04" in verdict.sentence
+    assert json.loads(json.dumps(verdict.as_json(), allow_nan=False))["details"]["checked_against_fp64"] == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "gradients", "name"), [(1, {"a": "1", "b": "9"}, "b"), (3, {"x": "9", "y": "4", "z": "5"}, "x")]
+)
+def test_another_gradient_the_second_time(number: int, gradients: dict[str, str], name: str) -> None:
+    verdict = gradient_verdict(with_pass(number, gradients=gradients))
+    assert verdict.exit_code == 1
+    assert verdict.first == f"pass {number}, gradient '{name}'"
+    assert f"first '{name}'" in verdict.sentence
+
+
+@pytest.mark.parametrize(("name", "value"), [("loss", "0x1.1p-2"), ("gradient norm", "0x1.0000000000001p+0")])
+def test_another_number_the_second_time(name: str, value: str) -> None:
+    verdict = gradient_verdict(with_pass(1, numbers={**STEP.numbers, name: value}))
+    assert (verdict.exit_code, verdict.first) == (1, f"pass 1, {name}")
+
+
+def test_a_nan_that_repeats_is_no_equality() -> None:
+    nan = {"loss": "nan", "gradient norm": "0x1p+0"}
+    passes = tuple(replace(one, numbers=nan) for one in (STEP, AGAIN))
+    assert gradient_verdict(replace(EVIDENCE, passes=passes)).exit_code == 1
+
+
+def test_a_training_forward_one_ulp_off() -> None:
+    other = [row.copy() for row in rows()]
+    other[1].view(np.uint32)[2] += np.uint32(1)
+    verdict = gradient_verdict(with_pass(0, log_probs=tuple(other)))
+    assert (verdict.exit_code, verdict.first) == (1, "pass 0, response token 5")
+    assert (verdict.unequal, verdict.largest_ulps) == (1, 1)
+    assert "gives other bits than the scoring forward" in verdict.sentence
+
+
+def test_nan_in_both_forwards() -> None:
+    nan = [row.copy() for row in rows()]
+    nan[0][0] = np.nan
+    passes = tuple(replace(one, log_probs=tuple(nan)) for one in (STEP, AGAIN))
+    verdict = gradient_verdict(replace(EVIDENCE, scored=tuple(nan), passes=passes))
+    assert verdict.exit_code == 1
+    assert math.isnan(verdict.largest_difference)
+
+
+def test_other_lengths() -> None:
+    verdict = gradient_verdict(with_pass(0, log_probs=(rows()[0], rows()[1][:4])))
+    assert (verdict.exit_code, verdict.first) == (1, "pass 0, lengths")
+
+
+@pytest.mark.parametrize("error", [0.041, 1.0, math.inf, math.nan])
+def test_a_gradient_outside_its_bound(error: float) -> None:
+    errors = (replace(ERRORS[0], error=error), ERRORS[1])
+    verdict = gradient_verdict(replace(EVIDENCE, errors=errors))
+    assert (verdict.exit_code, verdict.first, verdict.unequal) == (1, "gradient 'x'", 1)
+    assert "farther from fp64 autograd" in verdict.sentence
+
+
+def test_the_bound() -> None:
+    """At least a rounding, at most what plain transformers is off by, times the factor; too wide a one says nothing."""
+    exact = TensorError("x", 1, 0.0, 0.0, ROUNDING["fp32"])
+    assert exact.bound == FACTOR * 2.0**-24
+    assert TensorError("x", 1, 0.0, 0.1, BF16).bound == FACTOR * 0.1
+    assert TensorError("x", 1, 0.0, 0.3, BF16).noisy
+    assert TensorError("x", 1, 0.0, math.nan, BF16).noisy
+
+
+def test_a_gradient_that_drowns_is_left_out_and_said() -> None:
+    drowned = TensorError("z", 5, 0.9, 0.8, BF16)
+    verdict = gradient_verdict(replace(EVIDENCE, errors=(*ERRORS, drowned)))
+    assert verdict.exit_code == 0
+    assert "1 more drown in the rounding of bf16" in verdict.sentence
+    everything = gradient_verdict(replace(EVIDENCE, errors=(drowned,)))
+    assert (everything.exit_code, everything.first) == (3, "reference")
+    not_a_number = gradient_verdict(replace(EVIDENCE, errors=(*ERRORS, replace(drowned, error=math.nan))))
+    assert not_a_number.exit_code == 1
+
+
+FLAT = tuple(np.full(n, -5.5, dtype=np.float32) for n in (3, 5))
+UNCHECKED: dict[str, tuple[GradientEvidence, str]] = {
+    "one pass": (replace(EVIDENCE, passes=(STEP,)), "was not done twice"),
+    "no forward": (replace(EVIDENCE, passes=(ALONE, RECOMPUTED)), "shows no log-probs"),
+    "nothing": (GradientEvidence("bf16", (), ()), "no token was scored"),
+    "no reference": (replace(EVIDENCE, errors=(), not_tried="transformers is absent"), "transformers is absent"),
+    "no tensors": (replace(EVIDENCE, errors=()), "rounding drowns every gradient"),
+    "zero": (replace(EVIDENCE, norm=0.0), "every gradient is zero"),
+    "constant": (
+        replace(EVIDENCE, scored=FLAT, passes=tuple(replace(one, log_probs=FLAT) for one in (STEP, AGAIN))),
+        "hardly vary",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_what_proves_nothing_is_not_checked(name: str) -> None:
+    evidence, words = UNCHECKED[name]
+    verdict = gradient_verdict(evidence)
+    assert verdict.exit_code == 3
+    assert words in verdict.sentence
