@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +38,29 @@ def convert_gguf(gguf: Path, output: Path) -> Path:
     if not gguf.is_file():
         raise ConfigError(f"GGUF file {str(gguf)!r} does not exist", remedy="Correct the path.", code="VIME-CONFIG-046")
     require_transformers("reading GGUF files", "gguf")
-    model, tokenizer = _load(gguf)
-    model.save_pretrained(output)
-    tokenizer.save_pretrained(output)
+    print(f"Converting {gguf.name} to a HF directory, once", file=sys.stderr, flush=True)
+    with _quiet_transformers():
+        model, tokenizer = _load(gguf)
+        model.save_pretrained(output)
+        tokenizer.save_pretrained(output)
     _verify(model.state_dict(), output, tied=bool(model.config.tie_word_embeddings))
     return output
+
+
+@contextmanager
+def _quiet_transformers() -> Generator[None]:
+    """Without its progress bars, and without advice about a quantised model that is not kept."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _load(gguf: Path) -> tuple[Any, Any]:
