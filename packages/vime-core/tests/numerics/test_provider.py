@@ -46,7 +46,8 @@ def test_a_digest_names_what_runs_and_not_where() -> None:
     assert len(builds) == 1
     assert load_provider("cpu").digest in builds
     assert load_provider("reference").digest not in builds
-    assert load_provider("reference") == load_provider("reference")
+    assert load_provider("reference") is load_provider("reference")
+    assert load_provider("cpu") is load_provider("cpu")
 
 
 def test_a_changed_source_is_another_digest(tmp_path: Path) -> None:

@@ -486,7 +486,8 @@ void rope_head_interleaved(const T* x, const float* cosines, const float* sines,
   std::memcpy(y + rotary, x + rotary, (dim - rotary) * sizeof(T));
 }
 Tensor rope(const Tensor& x, const Tensor& positions, const Tensor& table, bool interleaved, bool inverse) {
-  TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && x.stride(1) == x.size(2), "input is not (tokens, heads, dim)");
+  TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2)),
+              "input is not (tokens, heads, dim)");
   int64_t tokens = x.size(0), heads = x.size(1), dim = x.size(2), rotary = table.size(1);
   TORCH_CHECK(table.scalar_type() == at::kFloat && table.is_contiguous() && rotary <= dim && rotary % 2 == 0,
               "the table is not (positions, rotary dim) of float32");
@@ -672,7 +673,7 @@ template <class T> struct Rows {
 };
 
 void check_heads(const Tensor& t, int64_t dim) {
-  TORCH_CHECK(t.dim() == 3 && t.size(2) == dim && t.stride(2) == 1 && t.stride(1) == dim,
+  TORCH_CHECK(t.dim() == 3 && t.size(2) == dim && t.stride(2) == 1 && (t.size(1) == 1 || t.stride(1) == dim),
               "queries, keys and values are (tokens, heads, head dim)");
 }
 std::vector<int64_t> integers(const Tensor& t) {

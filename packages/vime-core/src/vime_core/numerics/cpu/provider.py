@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -80,9 +81,8 @@ def load(isa: str | None = None) -> Operations:
     """
     for choice in _choices(isa or os.environ.get(FORCE) or None):
         namespace, library = build.load_library(choice)
-        ops = getattr(torch.ops, namespace)
-        if ops.bf16_step_agrees():
-            return _operations(choice, ops, str(library))
+        if getattr(torch.ops, namespace).bf16_step_agrees():
+            return _operations(choice, namespace, str(library))
     raise PolicyError(
         f"the bf16 dot instruction of this machine does not compute its definition ({isa} was forced)",
         remedy=f"Unset {FORCE}: another instruction set gives the defined bits.",
@@ -90,12 +90,13 @@ def load(isa: str | None = None) -> Operations:
     )
 
 
-def _operations(isa: InstructionSet, ops: Any, library: str) -> Operations:
+@cache
+def _operations(isa: InstructionSet, namespace: str, library: str) -> Operations:
     parameters = {**PARAMETERS, "sources": source_digest([*shared_sources(), build.SOURCE])}
     return Operations(
         provider="cpu",
         digest=provider_digest(parameters),
         parameters=MappingProxyType(parameters),
         details=MappingProxyType({"instruction set": isa.name, "library": library}),
-        kernels=_kernels(ops),
+        kernels=_kernels(getattr(torch.ops, namespace)),
     )
