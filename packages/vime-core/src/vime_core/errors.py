@@ -64,6 +64,10 @@ class BackendError(VimeError):
     exit_code = 3
 
 
+class NotFinite(BackendError):
+    """A side computed a NaN or an infinity where the other needs a number; verdicts take it as a difference."""
+
+
 class ContractViolation(VimeError):
     """Two sides that must hold the same bits do not (weights after an update, contract digests)."""
 

@@ -12,7 +12,7 @@ import torch
 from fakes import VOCABULARY, make_sides, without_insides
 from torch import Tensor
 
-from vime_core.errors import BackendError, ConfigError, ContractViolation
+from vime_core.errors import BackendError, ConfigError, ContractViolation, NotFinite
 from vime_core.types import Completion, SampleRequest
 from vime_core.verify.align_live import AlignOptions, verify_align
 from vime_core.verify.live import first_requests
@@ -225,6 +225,7 @@ def test_nan(sides_with_nan: tuple[str, ...]) -> None:
     assert verdict.exit_code == 1
     assert verdict.first == "weight version 0, prompt 0, sample 0, token 1"
     assert "of them NaN" in verdict.sentence
+    assert sides.trainer.calls == 0
 
 
 def test_equal_seeds_for_two_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +268,30 @@ def test_an_engine_that_refuses_to_go_on() -> None:
     sides.rollout.update_weights = refuse
     verdict = run(sides)
     assert verdict.exit_code == 1
-    assert "the engine holds version 0 (VIME-ALIGN-061" in verdict.sentence
+    assert "the engine holds version 0 (VIME-ALIGN-061, after the comparison at weight version 0)" in verdict.sentence
+
+
+def test_an_engine_that_finds_a_nan_of_its_own() -> None:
+    sides = make_sides()
+
+    def refuse(_requests: Any) -> list[Completion]:
+        raise NotFinite("a log-prob of sample (0, 1) is not finite", remedy="None.", code="VIME-BACKEND-068")
+
+    sides.rollout.generate = refuse
+    verdict = run(sides)
+    assert (verdict.exit_code, verdict.first) == (1, "VIME-BACKEND-068")
+    assert "sample (0, 1)" in verdict.sentence
+
+
+def test_what_was_compared_before_a_side_caught_itself_comes_first() -> None:
+    sides = make_sides()
+    sides.trainer.training_error = 1
+
+    def refuse(_weights: Any, _version: int) -> dict[str, str]:
+        raise ContractViolation("the engine holds version 0", remedy="None.", code="VIME-ALIGN-061")
+
+    sides.rollout.update_weights = refuse
+    assert "1 ulp apart" in run(sides).sentence
 
 
 def test_an_engine_that_dies_is_no_verdict() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vime_core.errors import BackendError, ContractViolation, DataError
+from vime_core.errors import BackendError, ContractViolation, DataError, NotFinite
 from vime_core.types import Completion, FinishReason, Float32Array, SampleRequest
 from vime_vllm import compat
 from vime_vllm.prefix_witness import Served
@@ -86,7 +86,11 @@ def _log_probs(request: SampleRequest, tokens: tuple[int, ...], reported: Any) -
     values = [place[token].logprob for place, token in zip(reported or (), tokens, strict=True)]
     log_probs = np.array(values, dtype=np.float32)
     if not np.isfinite(log_probs).all():
-        raise unusable(f"a log-prob of sample {request.key} is not finite")
+        raise NotFinite(
+            f"the vLLM engine sampled with a log-prob that is not finite, in sample {request.key} (prompt, sample)",
+            remedy="Look at the weights of the last update; a learning rate that is too high is a usual cause.",
+            code="VIME-BACKEND-068",
+        )
     return log_probs
 
 

@@ -6,11 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vime_core.backends import AlignedRollout, AlignedTrainer
-from vime_core.errors import ConfigError, ContractViolation
+from vime_core.errors import ConfigError, ContractViolation, NotFinite, VimeError
 from vime_core.loop.sides import Sides
 from vime_core.record.digest import digest_tensors
 from vime_core.types import SampleKey, SampleRequest
-from vime_core.verify.align import NAME, Findings, Phase, align_verdict, compare_phase, phase_faults
+from vime_core.verify.align import (
+    NAME,
+    Findings,
+    Phase,
+    TokenComparison,
+    align_verdict,
+    compare_phase,
+    phase_faults,
+)
 from vime_core.verify.layers import TapComparison
 from vime_core.verify.live import (
     answers,
@@ -60,7 +68,7 @@ def verify_align(sides: Sides, options: AlignOptions, first_version: int = 0) ->
     comparison = _Comparison(sides, options, requests)
     try:
         comparison.run(first_version)
-    except ContractViolation as error:
+    except (ContractViolation, NotFinite) as error:
         return _violated(error, comparison.phases)
     return align_verdict(comparison.phases, comparison.findings)
 
@@ -80,15 +88,13 @@ def require_taps(sides: Sides) -> None:
             )
 
 
-def _violated(error: ContractViolation, phases: Sequence[Phase]) -> Verdict:
-    version = phases[-1].weight_version if phases else 0
-    return Verdict(
-        NAME,
-        False,
-        f"Align does not hold: {error.message} ({error.code}, after the comparison at weight version {version}).",
-        unequal=1,
-        first=f"after weight version {version}, {error.code}",
-    )
+def _violated(error: VimeError, phases: Sequence[Phase]) -> Verdict:
+    """A side caught itself. What was compared before comes first, if that already does not hold."""
+    if phases and (verdict := align_verdict(phases)).holds is False:
+        return verdict
+    after = f", after the comparison at weight version {phases[-1].weight_version}" if phases else ""
+    sentence = f"Align does not hold: {error.message} ({error.code}{after})."
+    return Verdict(NAME, False, sentence, unequal=1, first=f"{error.code}{after}")
 
 
 class _Comparison:
@@ -110,7 +116,10 @@ class _Comparison:
             if phase_faults(phase):
                 return
             last = update == self._options.updates
-            self._look_inside(phase, last=last)
+            compared = compare_phase(phase)
+            self._look_inside(phase, compared, last=last)
+            if any(one.compared.nan for one in compared):
+                return  # no trainer steps on these
             if not last:
                 changed = self._update(version)
 
@@ -131,9 +140,9 @@ class _Comparison:
         self.phases.append(phase)
         return phase
 
-    def _look_inside(self, phase: Phase, *, last: bool) -> None:
+    def _look_inside(self, phase: Phase, compared: Sequence[TokenComparison], *, last: bool) -> None:
         """Experiments on the first difference under a contract; taps where they were asked for."""
-        unequal = next((one.first for one in compare_phase(phase) if one.first), None)
+        unequal = next((one.first for one in compared if one.first), None)
         if unequal is not None and self.findings.contract and not self.findings.cause:
             cause, taps = find_cause(self._sides, phase, unequal.key)
             found = ((unequal.key, taps),) if taps else ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vime_core.backends import AlignedRollout, Rollout
-from vime_core.errors import ContractViolation, PolicyError
+from vime_core.errors import ContractViolation, NotFinite, PolicyError
 from vime_core.loop.sides import Parts, Sides
 from vime_core.rl.seeds import sample_seed
 from vime_core.types import Completion, ProcessReport, SampleRequest
@@ -49,7 +49,7 @@ def verify_batch(sides: Sides, options: BatchOptions) -> Verdict:
     """
     try:
         return batch_verdict(_Experiment(sides, options).run())
-    except ContractViolation as error:
+    except (ContractViolation, NotFinite) as error:
         sentence = f"Batch does not hold: {error.message} ({error.code})."
         return Verdict(NAME, False, sentence, unequal=1, first=error.code)
 

@@ -71,7 +71,7 @@ def run_check(config: RunConfig, plugins: PluginManager, name: str) -> Verdict:
         raise PluginError(
             f"the check {name!r} returned {type(verdict).__name__}, not a vime_core.verify.verdict.Verdict",
             remedy="Correct the check: its target is (config, plugins) -> Verdict.",
-            code="VIME-PLUGIN-021",
+            code="VIME-PLUGIN-031",
         )
     return verdict
 

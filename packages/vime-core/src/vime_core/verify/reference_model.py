@@ -136,7 +136,7 @@ def _no_reference(why: str) -> PluginError:
     return PluginError(
         f"transformers gives no reference for this model: {why}",
         remedy="Install transformers >= 5, or check gradients of this structure by a check of its own plugin.",
-        code="VIME-PLUGIN-020",
+        code="VIME-PLUGIN-030",
     )
 
 
