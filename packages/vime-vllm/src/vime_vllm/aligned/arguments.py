@@ -18,8 +18,8 @@ from vime_vllm.aligned.registration import SIDE_VARIABLE, architecture, register
 from vime_vllm.options import VllmOptions
 
 RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
-CPU_WORKER: Final = "vime_vllm.aligned.worker.AlignedCpuWorker"
-GPU_WORKER: Final = "vime_vllm.aligned.worker.AlignedGpuWorker"
+CPU_WORKER: Final = "vime_vllm.aligned.cpu_worker.AlignedCpuWorker"
+GPU_WORKER: Final = "vime_vllm.aligned.gpu_worker.AlignedGpuWorker"
 
 KEEPS_BITS: Final = frozenset(
     {

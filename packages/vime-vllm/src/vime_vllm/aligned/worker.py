@@ -1,17 +1,15 @@
-"""vLLM's workers with the contract's sampler on model runner V1; V2 asks the model class for one."""
+"""The contract's sampler in a worker of model runner V1; V2 asks the model class for one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from vllm.v1.sample.sampler import Sampler
-from vllm.v1.worker.cpu_worker import CPUWorker
-from vllm.v1.worker.gpu_worker import Worker
 
 from vime_core.errors import PolicyError
 from vime_vllm.aligned.installed import installed
 from vime_vllm.aligned.sampler import AlignedSampler
-from vime_vllm.compat import class_path, runner_version
+from vime_vllm.compat import class_path
 
 
 def replace_sampler(worker: Any) -> None:
@@ -29,20 +27,3 @@ def replace_sampler(worker: Any) -> None:
             code="VIME-ALIGN-029",
         )
     runner.sampler = AlignedSampler(runner.sampler, installed(worker.vllm_config).operations)
-
-
-class AlignedCpuWorker(CPUWorker):
-    """The CPU's worker. An aligned model class holds no layer of vLLM's that packs, so nothing else is replaced."""
-
-    def init_device(self) -> None:
-        super().init_device()
-        replace_sampler(self)
-
-
-class AlignedGpuWorker(Worker):
-    """The GPU's worker."""
-
-    def init_device(self) -> None:
-        super().init_device()
-        if runner_version(self) == "V1":
-            replace_sampler(self)
