@@ -1,7 +1,6 @@
 """Where a step's time goes: runs a configuration, or reads a record, and prints seconds and shares by phase.
 
-    python benchmarks/step.py configs/quickstart.toml
-    python benchmarks/step.py runs/quickstart
+``python benchmarks/step.py configs/quickstart.toml`` or ``python benchmarks/step.py runs/quickstart``
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ def timings(record: Path) -> list[dict[str, float]]:
     """Seconds by phase of each step. ``record`` within a line lacks its own writing, which metrics.jsonl holds."""
     metrics = [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
     steps = [json.loads(line)["timings"] for line in (record / "steps.jsonl").read_text().splitlines()]
-    return [{**step, "record": m["time/record"], "step": m["time/step"]} for step, m in zip(steps, metrics, strict=True)]
+    pairs = zip(steps, metrics, strict=True)
+    return [{**step, "record": m["time/record"], "step": m["time/step"]} for step, m in pairs]
 
 
 def table(steps: list[dict[str, float]]) -> str:

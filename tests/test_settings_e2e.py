@@ -1,4 +1,4 @@
-"""One run with everything that the smoke run leaves at its default: several updates, fp32, evaluation, other choices."""
+"""One run with what the smoke run leaves at its default: several updates, fp32, evaluation, other choices."""
 
 from __future__ import annotations
 

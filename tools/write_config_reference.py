@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
 from vime_core.config.load import SELECTORS
 from vime_core.config.schema import RunConfig
 from vime_core.plugins.manager import PluginManager
@@ -49,7 +50,8 @@ def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
     if summary := (model.__doc__ or "").strip().split("\n")[0]:
         yield from (summary, "")
     yield from ("| key | type | default | |", "|---|---|---|---|")
-    yield from (f"| `{name}` | {_type(field)} | {_default(field)} | {field.description or ''} |" for name, field in fields.items())
+    for name, field in fields.items():
+        yield f"| `{name}` | {_type(field)} | {_default(field)} | {field.description or ''} |"
     yield ""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "findings.md"
 CODE = re.compile(r"VIME-[A-Z]+-\d{3}")
+SEVERITIES = ("error", "warning", "info")
 AREAS = {
     "ALIGN": "Two sides that must agree",
     "BACKEND": "Trainer and engine",
@@ -72,7 +73,8 @@ def _places(file: Path) -> Iterator[Place]:
     tree = ast.parse(file.read_text())
     module = ".".join(file.with_suffix("").parts[file.parts.index("src") + 1 :]).removesuffix(".__init__")
     enclosing: list[tuple[ast.AST, str]] = [(tree, ast.get_docstring(tree) or "")]
-    enclosing += [(n, ast.get_docstring(n) or "") for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    holders = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    enclosing += [(node, ast.get_docstring(node) or "") for node in holders]
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
             yield _place(node, tree, module, enclosing)
@@ -88,8 +90,8 @@ def _place(code: ast.Constant, tree: ast.AST, module: str, enclosing: list[tuple
 
 def _texts(call: ast.Call) -> tuple[str, str]:
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    strings = [_text(argument) for argument in call.args if isinstance(argument, ast.JoinedStr | ast.Constant | ast.BinOp)]
-    strings = [text for text in strings if text and not CODE.fullmatch(text) and text not in ("error", "warning", "info")]
+    strings = [_text(argument) for argument in call.args if isinstance(argument, ast.JoinedStr | ast.Constant)]
+    strings = [text for text in strings if text and not CODE.fullmatch(text) and text not in SEVERITIES]
     remedy = _text(keywords["remedy"]) if "remedy" in keywords else (strings[2] if len(strings) > 2 else "")
     return (strings[0] if strings else ""), remedy
 

@@ -172,7 +172,7 @@ def test_a_bad_file_is_refused(text: str, code: str, tmp_path: Path) -> None:
 def test_a_renamed_key_says_the_name_here(tmp_path: Path) -> None:
     file = tmp_path / "old.toml"
     file.write_text("[trainer]\nlearning_rate = 1.0\n")
-    with pytest.raises(ConfigError, match="trainer.learning_rate is called trainer.lr here"):
+    with pytest.raises(ConfigError, match=r"trainer\.learning_rate is called trainer.lr here"):
         load_config([file])
 
 

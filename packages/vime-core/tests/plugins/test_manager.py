@@ -71,7 +71,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(PluginError, match=r"reward.name = 'exakt': no such reward. Known: exact") as caught:
         manager.find(Reward, "exakt", field_name="reward.name")
     assert "Did you mean 'exact'" in caught.value.remedy
-    with pytest.raises(PluginError, match="no such trainer. Known: none"):
+    with pytest.raises(PluginError, match=r"no such trainer\. Known: none"):
         manager.find(TrainerBackend, "exact", field_name="trainer.backend")
 
 
@@ -104,7 +104,7 @@ def test_a_broken_plugin_is_listed_and_fatal_for_a_run(fake_distribution) -> Non
     (info,) = manager.broken()
     assert (info.name, info.distribution) == ("broken", "broken-dist")
     assert "a_module_that_is_not_there" in info.error
-    with pytest.raises(PluginError, match="'broken' of broken-dist 3.1 failed to load: ModuleNotFoundError"):
+    with pytest.raises(PluginError, match=r"'broken' of broken-dist 3\.1 failed to load: ModuleNotFoundError"):
         manager.require()
     PluginManager.discover(PluginSelection(disable=("broken",))).require()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from vime_core.errors import RecordError
 
@@ -61,7 +61,8 @@ class TapRecording:
         """
         found = self._rows.setdefault(name, {})
         copied = rows.detach().reshape(len(positions), -1).cpu().clone()
-        for position, row in zip(positions.tolist(), copied, strict=True):
+        places = cast("list[int]", positions.tolist())  # pyright: ignore[reportUnknownMemberType]
+        for position, row in zip(places, copied, strict=True):
             if position in found:
                 raise RecordError(
                     f"tap {name!r} saw position {position} twice",
