@@ -20,9 +20,8 @@ def diff(
 
     Exit code 0: every recorded bit is equal. 1: they differ. 3: nothing could be compared.
     """
-    from vime_core.verify.diff import diff_records
-
     from vime_core.record.reader import RunRecord
+    from vime_core.verify.diff import diff_records
 
     difference = diff_records(RunRecord.open(run_a), RunRecord.open(run_b))
     if as_json:
