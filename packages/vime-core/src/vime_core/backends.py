@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from vime_core.rl.losses import TokenBatch, TokenLoss
 
 NamedTensors = Iterator[tuple[str, "Tensor"]]
-"""(name, tensor) pairs in a fixed order. Weights carry HF names; state carries the trainer's own names."""
+"""(name, tensor) pairs in a fixed order. Weights carry HF names; state carries the trainer's own names.
+
+A tensor keeps its values until the iterator ends: who reads may do so later than it was handed over.
+"""
 
 LossFunction = Callable[["TokenBatch"], "TokenLoss"]
 """Per-token loss: TokenBatch of 1-D fp32 tensors [N] to TokenLoss (loss [N], per-token metrics)."""

@@ -12,8 +12,11 @@ standing for every part preceded by its length as 8 little-endian bytes:
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -70,8 +73,10 @@ def array_digest(name: str, array: NDArray[Any]) -> str:
 
 
 def digest_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """The leaves of (name, tensor) pairs in their order. On CUDA devices all are hashed before the host waits, on the
-    streams that are current at the call; no more than about 2 GiB of tensors that nobody else holds is kept.
+    """The leaves of (name, tensor) pairs in their order. A tensor must keep its values until the last is handed over.
+
+    On CUDA devices all are hashed before the host waits, on the streams that are current at the call; no more than
+    about 2 GiB of tensors that nobody else holds is kept.
 
     Raises:
         RecordError: a name comes twice; a tensor has no bytes of its own (meta, sparse or quantised); or one on a
@@ -104,14 +109,19 @@ def merkle_root(leaves: Mapping[str, str]) -> str:
 
 
 def _start_hash(tensor: Tensor, queues: dict[torch.device, HashQueue | None]) -> Callable[[], bytes]:
-    """Hash on the host now, or let the tensor's device do so and wait when the value is asked for."""
+    """Start hashing, on the tensor's device or in a thread of the host; wait when the value is asked for."""
     if tensor.is_cuda and tensor.device not in queues:
         queues[tensor.device] = _cuda_queue(tensor.device)
     queue = queues.get(tensor.device)
     if queue is not None:
         return queue.add(tensor)
-    value = _host_hash(tensor)
-    return lambda: value
+    return _threads().submit(_host_hash, tensor).result
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """One thread a core: the C hash runs without the interpreter's lock, near the speed of memory."""
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="vime-digest")
 
 
 def _host_hash(tensor: Tensor) -> bytes:
