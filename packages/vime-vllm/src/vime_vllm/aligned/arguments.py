@@ -30,11 +30,6 @@ KEEPS_BITS: Final = frozenset(
 )
 """Engine arguments that decide what is computed when and where, and no bit of it."""
 
-_REFUSED: Final[Mapping[str, tuple[str, str]]] = {
-    "quantization": ("VIME-ALIGN-021", "the contract computes from the weights that the trainer holds"),
-    "enable_lora": ("VIME-ALIGN-022", "an adapter's products are no operation of the contract"),
-    "kv_cache_dtype": ("VIME-ALIGN-023", "keys and values are kept in the model's dtype"),
-}
 _OFF: Final[tuple[object, ...]] = (None, False, "", {})
 
 
@@ -44,31 +39,51 @@ def refuse(context: RolloutContext, options: VllmOptions, *, cpu: bool) -> None:
     Raises:
         PolicyError: an option, an engine argument or a sampling parameter of the configuration.
     """
-    if options.tensor_parallel_size > 1:
-        raise _refusal("tensor_parallel_size", options.tensor_parallel_size, "the engine holds whole weights", "020")
-    if options.attention_backend is not None:
-        raise _refusal("attention_backend", options.attention_backend, "the contract brings its own", "024")
+    if (ranks := options.tensor_parallel_size) > 1:
+        raise _refusal(f"tensor_parallel_size = {ranks}: the contract's engine holds whole weights", "VIME-ALIGN-020")
+    if (name := options.attention_backend) is not None:
+        raise _refusal(f"attention_backend = {name!r}: the contract brings its own", "VIME-ALIGN-024")
     if options.enforce_eager is False:
-        raise _refusal("enforce_eager", False, "its operations are captured in no graph", "024")
+        raise _refusal("enforce_eager = False: the contract's operations are captured in no graph", "VIME-ALIGN-024")
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[context.config.trainer.dtype]
     for name, value in options.engine_args.items():
-        _refuse_argument(name, value, dtype, cpu=cpu)
+        if not _keeps_bits(name, value, dtype, cpu=cpu):
+            raise _argument_refusal(name, value)
     _refuse_truncation(context)
 
 
-def _refuse_argument(name: str, value: object, dtype: str, *, cpu: bool) -> None:
-    if name == "kv_cache_dtype" and value in ("auto", dtype):
-        return
-    if name == "disable_cascade_attn" and value is True:
-        return
-    if name == "long_prefill_token_threshold" and cpu and value:
-        raise _refusal(
-            f"engine_args.{name}", value, "on a CPU vLLM crashes when a seeded prompt is prefilled in chunks", "027"
+def _keeps_bits(name: str, value: object, dtype: str, *, cpu: bool) -> bool:
+    if name == "kv_cache_dtype":
+        return value in ("auto", dtype)
+    if name == "disable_cascade_attn":
+        return value is True
+    if name == "long_prefill_token_threshold" and cpu:
+        return not value
+    return name in KEEPS_BITS or value in _OFF
+
+
+def _argument_refusal(name: str, value: object) -> PolicyError:
+    if name == "quantization":
+        return _refusal(
+            f"engine_args.quantization = {value!r}: the engine computes from the weights that the trainer holds",
+            "VIME-ALIGN-021",
         )
-    if name in KEEPS_BITS or (value in _OFF and name != "disable_cascade_attn"):
-        return
-    code, why = _REFUSED.get(name, ("VIME-ALIGN-025", "it is not known to leave every bit as it is"))
-    raise _refusal(f"engine_args.{name}", value, why, code.removeprefix("VIME-ALIGN-"))
+    if name == "enable_lora":
+        return _refusal(
+            f"engine_args.enable_lora = {value!r}: an adapter's products are no operation of the contract",
+            "VIME-ALIGN-022",
+        )
+    if name == "kv_cache_dtype":
+        return _refusal(
+            f"engine_args.kv_cache_dtype = {value!r}: keys and values are kept in the model's dtype", "VIME-ALIGN-023"
+        )
+    if name == "long_prefill_token_threshold":
+        return _refusal(
+            f"engine_args.long_prefill_token_threshold = {value!r}: on a CPU vLLM crashes when a seeded prompt is"
+            " prefilled in chunks",
+            "VIME-ALIGN-027",
+        )
+    return _refusal(f"engine_args.{name} = {value!r}: it is not known to leave every bit as it is", "VIME-ALIGN-025")
 
 
 def _refuse_truncation(context: RolloutContext) -> None:
@@ -133,9 +148,9 @@ def side_class(alignment: Alignment) -> type[Any]:
     return load_attribute(alignment.rollout_side, alignment.contract.id)
 
 
-def _refusal(name: str, value: object, why: str, number: str) -> PolicyError:
+def _refusal(what: str, code: str) -> PolicyError:
     return PolicyError(
-        f"rollout.vllm.{name} = {value!r} under an alignment contract: {why}",
-        remedy=f"Leave rollout.vllm.{name} out, or set alignment.contract to empty.",
-        code=f"VIME-ALIGN-{number}",
+        f"under an alignment contract: rollout.vllm.{what}",
+        remedy="Leave it out, or set alignment.contract to empty.",
+        code=code,
     )

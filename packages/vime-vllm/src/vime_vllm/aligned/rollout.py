@@ -80,7 +80,11 @@ class AlignedVllmRollout(VllmRollout):
             PolicyError: model runner V2 is at work, which scores prompts by an operation of its own.
         """
         if self._runner != "V1":
-            raise _refused(f"prompt log-probs on model runner {self._runner}", "Unset VLLM_USE_V2_MODEL_RUNNER.")
+            raise PolicyError(
+                f"model runner {self._runner} scores prompts by an operation of its own",
+                remedy="Unset VLLM_USE_V2_MODEL_RUNNER.",
+                code="VIME-ALIGN-025",
+            )
         scored = SampleRequest(0, 0, tuple(tokens), seed=0, max_tokens=1, temperature=0.0)
         check_requests([scored], self._context_length)
         if len(tokens) < 2:
@@ -108,20 +112,33 @@ class AlignedVllmRollout(VllmRollout):
         """
         limit = self.engine.call("limit_step_tokens", lambda: compat.limit_step_tokens(self.engine.llm, tokens))
         if tokens and limit != tokens:
-            raise _refused(f"a limit of {tokens} tokens a step, where {limit} is effective,", "Use another limit.")
+            raise PolicyError(
+                f"the scheduler was limited to {tokens} tokens a step, but {limit} is effective",
+                remedy="Use a limit that this vLLM takes.",
+                code="VIME-ALIGN-025",
+            )
         self._limit = tokens
 
     def _check(self, request: SampleRequest) -> None:
         if 0 < request.temperature < _LOWEST_TEMPERATURE:
-            raise _refused(
-                f"temperature {request.temperature}, which vLLM replaces by {_LOWEST_TEMPERATURE},",
-                f"Use 0 or at least {_LOWEST_TEMPERATURE}.",
-                "028",
+            raise PolicyError(
+                f"under an alignment contract: vLLM takes temperature {_LOWEST_TEMPERATURE} in the place of"
+                f" {request.temperature}",
+                remedy=f"Use 0 or at least {_LOWEST_TEMPERATURE}.",
+                code="VIME-ALIGN-028",
             )
         if self._runner != "V1" and (request.top_p < 1 or request.top_k > 0):
-            raise _refused("top-p and top-k on model runner V2", "Unset VLLM_USE_V2_MODEL_RUNNER.", "028")
+            raise PolicyError(
+                f"top-p and top-k under an alignment contract: model runner {self._runner} has an operation of its own",
+                remedy="Unset VLLM_USE_V2_MODEL_RUNNER, or turn them off.",
+                code="VIME-ALIGN-028",
+            )
         if self._limit and request.temperature > 0 and compat.is_cpu():
-            raise _refused("a seeded request whose prompt comes in chunks, on a CPU,", "Use temperature 0.", "027")
+            raise PolicyError(
+                "on a CPU vLLM crashes when a seeded prompt comes in chunks",
+                remedy="Use temperature 0, or prefill whole prompts.",
+                code="VIME-ALIGN-027",
+            )
 
     def _run(self, requests: Sequence[SampleRequest]) -> list[Any]:
         outputs = super()._run(requests)
@@ -131,7 +148,3 @@ class AlignedVllmRollout(VllmRollout):
     def _answer(self, tokens: Sequence[int], params: Any) -> Any:
         compat.enqueue(self.engine.llm, tokens, params)
         return compat.wait_for_all(self.engine.llm)[0]
-
-
-def _refused(what: str, remedy: str, number: str = "025") -> PolicyError:
-    return PolicyError(f"{what} breaks the alignment contract", remedy=remedy, code=f"VIME-ALIGN-{number}")
