@@ -24,10 +24,10 @@ def open_trainer(context: TrainerContext) -> TrainerRank:
         PolicyError: the policy sets a flag that this trainer does not know.
         BackendError: another trainer is open in this process.
     """
+    require_megatron()
     options = context.options
     assert isinstance(options, MegatronOptions)
     _refuse_ranks(options, context.config.run.launcher)
-    require_megatron()
     _silence_megatron()
     from vime_megatron.parallel import Ranks
     from vime_megatron.rank import TrainerRank
