@@ -229,6 +229,7 @@ def test_a_stale_prefix_cache(live: Live, monkeypatch: pytest.MonkeyPatch, witne
         assert verdict.first.startswith("VIME-ALIGN-062")
     else:
         assert first(verdict).startswith("prompt ")
+        assert "alone and from an empty prefix cache the engine gives the trainer's bits" in verdict.sentence
 
 
 class SilentWitness:
@@ -284,7 +285,7 @@ def test_nan_in_the_trainer_or_on_both_sides(live: Live, monkeypatch: pytest.Mon
         )
     verdict = live.align()
     assert first(verdict) == "prompt 0, sample 0, token 1"
-    assert "NaN" in verdict.sentence
+    assert f"so the NaN of the {'engine' if both else 'trainer'} arises after them" in verdict.sentence
 
 
 def poisoned(row: Any) -> Any:

@@ -148,6 +148,28 @@ def test_a_stale_prefix_cache() -> None:
     verdict = run(sides)
     assert verdict.exit_code == 1
     assert verdict.first.startswith("weight version 1, prompt 2, sample 0")
+    assert "the engine gives the trainer's bits, so its answer depends on" not in verdict.sentence  # it never resets
+
+
+def test_a_stale_prefix_cache_that_can_be_dropped() -> None:
+    """Between the phases the cache is kept; the experiment drops it, and then the engine is right."""
+    sides = make_sides()
+    sides.rollout.keeps_cache = True
+    verdict = run(sides)
+    assert verdict.exit_code == 1
+    assert "alone and from an empty prefix cache the engine gives the trainer's bits" in verdict.sentence
+
+
+def test_an_engine_that_answers_otherwise_each_time() -> None:
+    sides = make_sides()
+    record = sides.rollout.record_taps
+
+    def other(request: SampleRequest) -> Any:
+        return record(replace(request, seed=request.seed + 1))
+
+    sides.rollout.record_taps = other
+    sides.trainer.change_scores = lambda scores: [score + np.float32(1e-3) for score in scores]
+    assert "the engine gave another response" in run(sides).sentence
 
 
 def relabelled(completions: list[Completion]) -> list[Completion]:
@@ -225,6 +247,8 @@ def test_nan(sides_with_nan: tuple[str, ...]) -> None:
     assert verdict.exit_code == 1
     assert verdict.first == "weight version 0, prompt 0, sample 0, token 1"
     assert "of them NaN" in verdict.sentence
+    assert f"so the NaN of the {sides_with_nan[0]} arises after them" in verdict.sentence
+    assert "alone than in company" not in verdict.sentence
     assert sides.trainer.calls == 0
 
 

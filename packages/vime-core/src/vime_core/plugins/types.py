@@ -126,7 +126,7 @@ class AlignedSide(Registration):
 
 @dataclass(frozen=True)
 class AlignmentCheck(Registration):
-    """``target`` is a check that ``vime verify`` runs by this name."""
+    """``target`` is ``(RunConfig, PluginManager) -> vime_core.verify.verdict.Verdict``: ``vime verify NAME CONFIG``."""
 
     kind: ClassVar[str] = "check"
 

@@ -70,7 +70,7 @@ class Trial:
     def what(self) -> str:
         """The request in words."""
         sampling = f"at temperature {self.temperature:g}" if self.temperature else "greedily"
-        return f"the prompt of {self.prompt_length} tokens of {sample_name(self.key)}, sampled {sampling},"
+        return f"the {self.prompt_length}-token prompt of {sample_name(self.key)}, sampled {sampling},"
 
 
 @dataclass(frozen=True)

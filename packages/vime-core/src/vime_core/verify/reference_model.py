@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,11 +54,15 @@ def errors_against_fp64(
     )
     if unknown := sorted(ours.keys() ^ exact.keys()):
         raise _no_reference(f"the gradient {unknown[0]!r} is known on one side only")
-    errors: list[TensorError] = []
-    for name, wanted in exact.items():
-        scale = float(wanted.norm()) or 1.0
-        own, other = (float((side[name].cpu().double() - wanted).norm()) / scale for side in (ours, plain))
-        errors.append(TensorError(name, wanted.numel(), own, other, ROUNDING[dtype]))
+    scales = {name: float(gradient.norm()) or 1.0 for name, gradient in exact.items()}
+    own, other = (
+        {name: float((side[name].cpu().double() - exact[name]).norm()) / scale for name, scale in scales.items()}
+        for side in (ours, plain)
+    )
+    typical = median(other.values())
+    errors = [
+        TensorError(name, exact[name].numel(), own[name], other[name], typical, ROUNDING[dtype]) for name in exact
+    ]
     return tuple(errors), float(torch.stack([gradient.norm() for gradient in exact.values()]).norm())
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from vime_core.alignment.taps import LOGITS
+from vime_core.alignment.taps import EMBEDDING, LOGITS
 from vime_core.backends import AlignedRollout, AlignedTrainer
 from vime_core.loop.sides import Sides
 from vime_core.types import SampleKey, SampleRequest
@@ -27,6 +27,10 @@ COMPANY: Final = (
     " beside it or on its cache (see the verdict batch)"
 )
 INTERNAL: Final = "the engine's answer is the same alone, so neither its batch nor its cache is the cause"
+UNSTABLE: Final = (
+    "asked once more, alone and with taps, the engine gave another response, so its answer depends on more than weights"
+    " and request"
+)
 
 
 def find_cause(sides: Sides, phase: Phase, key: SampleKey) -> tuple[str, TapComparison | None]:
@@ -36,8 +40,10 @@ def find_cause(sides: Sides, phase: Phase, key: SampleKey) -> tuple[str, TapComp
     if other := _prompt_that_fits(sides, phase, engine):
         return ORDER.format(other=sample_name(other)), None
     trainer = next(one for one in phase.trainer if one.key == key)
+    if isinstance(sides.rollout, AlignedRollout):
+        sides.rollout.keep_prefix_cache(False)
     alone = answers(sides.rollout.generate([request]))[0]
-    if _same(alone, engine):
+    if alone.tokens == engine.tokens and alone.log_probs.tobytes() == engine.log_probs.tobytes():
         return _inside(sides, request, engine, trainer)
     rescored = score(sides, [scoring_sequence(key, request.prompt_tokens, alone.tokens)], phase.weight_version)
     if _same(alone, rescored[0]):
@@ -84,6 +90,8 @@ def _inside(sides: Sides, request: SampleRequest, engine: Scored, trainer: Score
     taps, other = _record(sides, request, engine.tokens)
     length = len(request.prompt_tokens) + len(engine.tokens)
     compared = compare_taps(taps, other, len(request.prompt_tokens), length)
+    if compared.first and compared.first.tap == EMBEDDING and compared.first.position >= len(request.prompt_tokens):
+        return UNSTABLE, None  # the sides were fed other tokens, so nothing else was compared
     if compared.first or compared.faults or LOGITS not in taps:
         return INTERNAL, compared
     asked = request.temperature or 1.0
@@ -97,6 +105,9 @@ def _response_logits(logits: TapRows, request: SampleRequest, length: int) -> Ta
 
 def after_equal_logits(logits: TapRows, engine: Scored, trainer: Scored, asked: float) -> str:
     """What differs when all taps up to the logits are equal: the temperature, or the log-softmax itself."""
+    for side, scored in (("engine", engine), ("trainer", trainer)):
+        if np.isnan(scored.log_probs).any():
+            return f"every tap up to the logits is equal, so the NaN of the {side} arises after them"
     values = logits.rows
     if logits.dtype == "bfloat16":
         values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
