@@ -67,7 +67,7 @@ def test_each_rollout_step_holds_its_optimizer_steps(record: Path) -> None:
 def test_the_record_is_whole_and_the_ratio_starts_at_one(record: Path) -> None:
     from vime_core.record.reader import RunRecord
 
-    assert RunRecord.open(record).check() == []
+    assert RunRecord.open(record).check().findings == ()
     assert metrics(record)[0]["train/ratio"] == pytest.approx(1.0, abs=1e-2)
 
 
