@@ -341,6 +341,7 @@ def test_every_verdict_on_the_command_line(tmp_path: Path) -> None:
     ran = vime(
         *("verify", "all", ALIGNED, "--json", "--samples", "4", "--updates", "1"),
         *("--directory", tmp_path / "records", "--set", f"data.system_prompt='{LONG}'"),
+        timeout=900,
     )
     no_traceback(ran)
     assert ran.code == 0, ran.text
@@ -350,13 +351,13 @@ def test_every_verdict_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_without_a_contract_align_says_by_how_much_it_does_not_hold(tmp_path: Path) -> None:
-    ran = vime("verify", "align", STOCK, "--json", "--samples", "4", "--updates", "1")
+    ran = vime("verify", "align", STOCK, "--json", "--samples", "4", "--updates", "1", timeout=900)
     no_traceback(ran)
     assert ran.code == 1, ran.text
     verdict = ran.json
     assert 1e-3 < verdict["largest_difference"] < 1
     assert verdict["unequal"] > 100
     assert "no alignment contract is configured" in verdict["sentence"]
-    layers = vime("verify", "align", STOCK, "--layers", "--json")
+    layers = vime("verify", "align", STOCK, "--layers", "--json", timeout=900)
     assert layers.code == 2
     assert layers.json["error"]["code"] == "VIME-CONFIG-070"

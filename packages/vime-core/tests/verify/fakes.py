@@ -252,7 +252,7 @@ class FakePrompts:
         return Prompt(index, index, tokens, "", example)
 
 
-def config(temperature: float = 0.8, **trainer: Any) -> RunConfig:
+def config(temperature: float = 0.8, contract: str = "", **trainer: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run": {"seed": 5},
@@ -262,6 +262,7 @@ def config(temperature: float = 0.8, **trainer: Any) -> RunConfig:
             "sampling": {"temperature": temperature, "max_tokens": 6, "prompts_per_step": 3, "samples_per_prompt": 2},
             "rollout": {"context_length": CONTEXT},
             "trainer": {"token_budget": CONTEXT, **trainer},
+            "alignment": {"contract": contract},
         }
     )
 
@@ -274,7 +275,7 @@ def make_sides(
     temperature: float = 0.8, *, scale: float = 1.0, aligned: bool = True, settings: Mapping[str, Any] | None = None
 ) -> Any:
     """A `Sides` of the two fakes; ``sides.trainer`` and ``sides.rollout`` are theirs to break."""
-    run = config(temperature)
+    run = config(temperature, "fake/v1" if aligned else "")
     weights = initial_weights(scale)
     unused: Any = None
     algorithm = Algorithm(run, unused, unused, linear_loss)
@@ -299,4 +300,5 @@ class PlainRollout:
 def without_insides(sides: Sides) -> Sides:
     """The same sides, whose engine offers no more than a stock one."""
     rollout: Any = PlainRollout(sides.rollout)  # pyright: ignore[reportArgumentType]
-    return replace(sides, rollout=rollout, parts=replace(sides.parts, alignment=None))
+    parts = replace(sides.parts, config=config(), alignment=None)
+    return replace(sides, rollout=rollout, parts=parts)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import VOCABULARY, make_sides, without_insides
+from fakes import VOCABULARY, PlainRollout, make_sides, without_insides
 from torch import Tensor
 
-from vime_core.errors import BackendError, ConfigError, ContractViolation, NotFinite
+from vime_core.errors import BackendError, ConfigError, ContractViolation, NotFinite, PluginError
 from vime_core.types import Completion, SampleRequest
 from vime_core.verify.align_live import AlignOptions, verify_align
 from vime_core.verify.live import first_requests
@@ -342,3 +342,10 @@ def test_stock_sides_are_compared_too() -> None:
 def test_layers_need_a_contract() -> None:
     with pytest.raises(ConfigError, match=r"alignment\.contract = ''"):
         run(without_insides(make_sides()), layers=True)
+
+
+def test_a_contract_without_taps_is_a_fault_of_its_plugin() -> None:
+    sides = make_sides()
+    rollout: Any = PlainRollout(sides.rollout)
+    with pytest.raises(PluginError, match="the rollout backend keeps alignment.contract, but does not offer"):
+        run(replace(sides, rollout=rollout), layers=True)

@@ -155,6 +155,12 @@ def test_single_verdicts_start_what_they_need(started: Started) -> None:
     assert started.closed == 2
 
 
+def test_layers_without_a_contract_start_nothing(started: Started) -> None:
+    with pytest.raises(ConfigError, match=r"alignment\.contract = ''"):
+        checks.run_align(config(), manager(), checks.AlignOptions(layers=True))
+    assert started.rates == []
+
+
 def test_the_learning_rate_of_updates_has_no_warm_up() -> None:
     changed = with_learning_rate(config(lr=1e-6, warmup_steps=9), 1e-3)
     assert (changed.trainer.lr, changed.trainer.warmup_steps) == (1e-3, 0)

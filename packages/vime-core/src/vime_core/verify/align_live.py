@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vime_core.backends import AlignedRollout, AlignedTrainer
+from vime_core.config.schema import RunConfig
 from vime_core.errors import ConfigError, ContractViolation, NotFinite, VimeError
 from vime_core.loop.sides import Sides
 from vime_core.record.digest import digest_tensors
@@ -59,11 +59,10 @@ def verify_align(sides: Sides, options: AlignOptions, first_version: int = 0) ->
         first_version: the weight version that the engine holds now.
 
     Raises:
-        ConfigError: ``layers`` is asked of sides that cannot record taps.
+        ConfigError: ``layers`` is asked for without a contract.
         BackendError: a side died, or gave an answer that no comparison can use.
     """
-    if options.layers:
-        require_taps(sides)
+    require_contract(sides.parts.config, options)
     requests = first_requests(sides.parts, options.samples)
     comparison = _Comparison(sides, options, requests)
     try:
@@ -73,19 +72,14 @@ def verify_align(sides: Sides, options: AlignOptions, first_version: int = 0) ->
     return align_verdict(comparison.phases, comparison.findings)
 
 
-def require_taps(sides: Sides) -> None:
-    """Raise ConfigError unless both sides can record taps."""
-    for name, side, wanted in (
-        ("rollout", sides.rollout, AlignedRollout),
-        ("trainer", sides.trainer, AlignedTrainer),
-    ):
-        if sides.parts.alignment is None or not isinstance(side, wanted):
-            raise ConfigError(
-                f"--layers compares taps, and the {name} records none:"
-                f" alignment.contract = {sides.parts.config.alignment.contract!r}",
-                remedy="Set alignment.contract (--set alignment.contract=dense/v1), or leave out --layers.",
-                code="VIME-CONFIG-070",
-            )
+def require_contract(config: RunConfig, options: AlignOptions) -> None:
+    """Raise ConfigError when taps are asked for without the contract whose operations have them."""
+    if options.layers and not config.alignment.contract:
+        raise ConfigError(
+            "--layers compares taps, which the operations of a contract record, but alignment.contract = ''",
+            remedy="Set alignment.contract (--set alignment.contract=dense/v1), or leave out --layers.",
+            code="VIME-CONFIG-070",
+        )
 
 
 def _violated(error: VimeError, phases: Sequence[Phase]) -> Verdict:

@@ -9,6 +9,7 @@ import numpy as np
 
 from vime_core.alignment.taps import EMBEDDING, LOGITS
 from vime_core.backends import AlignedRollout, AlignedTrainer
+from vime_core.errors import PluginError
 from vime_core.loop.sides import Sides
 from vime_core.types import SampleKey, SampleRequest
 from vime_core.verify.align import Phase
@@ -53,7 +54,7 @@ def find_cause(sides: Sides, phase: Phase, key: SampleKey) -> tuple[str, TapComp
 
 
 def taps_of(sides: Sides, request: SampleRequest, response: tuple[int, ...]) -> TapComparison:
-    """Compare the taps of one response on both sides, which must be able to record them."""
+    """Compare the taps of one response on both sides. Raises PluginError when one of them records none."""
     engine, trainer = _record(sides, request, response)
     length = len(request.prompt_tokens) + len(response)
     return compare_taps(engine, trainer, len(request.prompt_tokens), length)
@@ -62,10 +63,16 @@ def taps_of(sides: Sides, request: SampleRequest, response: tuple[int, ...]) -> 
 def _record(
     sides: Sides, request: SampleRequest, response: tuple[int, ...]
 ) -> tuple[dict[str, TapRows], dict[str, TapRows]]:
-    assert isinstance(sides.rollout, AlignedRollout)
-    assert isinstance(sides.trainer, AlignedTrainer)
+    rollout, trainer = sides.rollout, sides.trainer
+    if not isinstance(rollout, AlignedRollout) or not isinstance(trainer, AlignedTrainer):
+        lacking = "rollout" if not isinstance(rollout, AlignedRollout) else "trainer"
+        raise PluginError(
+            f"the {lacking} backend keeps alignment.contract, but does not offer what verdicts ask of it",
+            remedy=f"Its class must have every method of vime_core.backends.Aligned{lacking.capitalize()}.",
+            code="VIME-PLUGIN-032",
+        )
     sequence = scoring_sequence(request.key, request.prompt_tokens, response)
-    return from_torch(sides.rollout.record_taps(request)), from_torch(sides.trainer.record_taps(sequence))
+    return from_torch(rollout.record_taps(request)), from_torch(trainer.record_taps(sequence))
 
 
 def _prompt_that_fits(sides: Sides, phase: Phase, engine: Scored) -> SampleKey | None:
