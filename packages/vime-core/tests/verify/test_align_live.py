@@ -347,5 +347,5 @@ def test_layers_need_a_contract() -> None:
 def test_a_contract_without_taps_is_a_fault_of_its_plugin() -> None:
     sides = make_sides()
     rollout: Any = PlainRollout(sides.rollout)
-    with pytest.raises(PluginError, match="the rollout backend keeps alignment.contract, but does not offer"):
+    with pytest.raises(PluginError, match=r"the rollout backend keeps alignment\.contract, but does not offer"):
         run(replace(sides, rollout=rollout), layers=True)
