@@ -53,6 +53,10 @@ def main() -> int:
         return error.exit_code
     except typer.Abort:
         return 130
+    except SystemExit as error:
+        # Commands return their exit code, so this came from foreign code: it must not pass for an outcome.
+        print(f"error: a plugin or hook ended the process with SystemExit({error.code!r})", file=sys.stderr)
+        return 3
     except Exception as error:
         return _usage_error(error)
     return result if isinstance(result, int) else 0

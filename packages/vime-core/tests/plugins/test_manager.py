@@ -109,6 +109,14 @@ def test_a_broken_plugin_is_listed_and_fatal_for_a_run(fake_distribution) -> Non
     PluginManager.discover(PluginSelection(disable=("broken",))).require()
 
 
+def test_a_plugin_that_ends_the_process_is_broken_and_does_not_end_vime(fake_distribution) -> None:
+    fake_distribution("quitting-dist", "quitting", "raise SystemExit(0)")
+    manager = PluginManager.discover()
+    assert manager.broken()[0].error == "SystemExit: 0"
+    with pytest.raises(PluginError, match="'quitting' of quitting-dist"):
+        manager.require()
+
+
 def test_an_unknown_hook_breaks_the_plugin_by_name() -> None:
     @hookimpl
     def vime_rewardz() -> None:

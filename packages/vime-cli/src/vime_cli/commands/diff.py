@@ -18,14 +18,26 @@ def diff(
 ) -> int:
     """Say in one sentence where two runs first differ.
 
-    Exit code 0: every recorded bit is equal. 1: they differ. 3: nothing could be compared.
+    Exit code 0: every recorded bit is equal. 1: they differ, or a record contradicts itself. 3: nothing was compared.
     """
     from vime_core.record.reader import RunRecord
     from vime_core.verify.diff import diff_records
 
-    difference = diff_records(RunRecord.open(run_a), RunRecord.open(run_b))
+    records = [RunRecord.open(run_a), RunRecord.open(run_b)]
+    damage = [f"{record.directory}: {finding}" for record in records for finding in record.check().findings]
+    if damage:
+        return _print_damage(damage, as_json=as_json)
+    difference = diff_records(*records)
     if as_json:
         print_json({"equal": difference is None, "difference": None if difference is None else difference.as_json()})
     else:
         print("The two records are equal in every digest." if difference is None else difference.sentence)
     return 0 if difference is None else 1
+
+
+def _print_damage(damage: list[str], *, as_json: bool) -> int:
+    if as_json:
+        print_json({"equal": False, "difference": None, "damage": damage})
+    else:
+        print("A record contradicts itself, so its digests say nothing:\n" + "\n".join(damage))
+    return 1

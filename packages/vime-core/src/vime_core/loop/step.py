@@ -9,6 +9,7 @@ import numpy as np
 
 from vime_core.backends import NamedTensors
 from vime_core.loop.algorithm import in_order_of, with_old_log_probs
+from vime_core.loop.aligned import require_aligned
 from vime_core.loop.evaluation import evaluate
 from vime_core.loop.metrics import step_metrics
 from vime_core.loop.prompts import Prompt, require_distinct_seeds, training_requests
@@ -59,6 +60,8 @@ def run_step(session: Session, step: int) -> dict[str, float]:
     with timer("record"):
         entry = _entry(session, step, samples, advantages, updates, weights, metrics, timer)
         session.writer.write_step(entry, samples, train_log_probs, advantages)
+    first = updates[0].log_probs
+    require_aligned(session.config.alignment.contract, step, samples[: len(first)], first)
     return {**metrics, "time/record": timer.seconds["record"], "time/step": timer.total()}
 
 

@@ -170,7 +170,7 @@ class PluginManager:
             self._pluggy.register(plugin, name=info.name)
             self._pluggy.check_pending()
             self._collect(info, plugin)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a plugin must not end vime, least of all with exit code 0
             if self._pluggy.has_plugin(info.name):
                 self._pluggy.unregister(name=info.name)
             info = PluginInfo(info.name, info.distribution, info.version, f"{type(error).__name__}: {error}")
