@@ -45,8 +45,8 @@ def _global(  # pyright: ignore[reportUnusedFunction]
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    add_plugin_commands(app, sys.argv[1:])
     try:
+        add_plugin_commands(app, sys.argv[1:])
         result = app(standalone_mode=False)
     except VimeError as error:
         print_error(error, as_json="--json" in sys.argv)

@@ -21,7 +21,7 @@ def gguf_to_hf(
     output: Annotated[Path, typer.Argument(help="The HF directory to write; must not exist.", show_default=False)],
 ) -> int:
     """Dequantise a GGUF model into a HF directory and check what was written."""
-    from vime_cli.loading import optional
+    from vime_core.plugins.types import load_attribute
 
-    print(optional("vime_megatron.conversion.gguf:convert_gguf", "vime-megatron[gguf]")(gguf, output))
+    print(load_attribute("vime_megatron.conversion.gguf:convert_gguf", "gguf-to-hf")(gguf, output))
     return 0
