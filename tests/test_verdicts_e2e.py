@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from vime_core.record.digest import digest_tensors
 from vime_core.verify.align_live import AlignOptions, verify_align
 from vime_core.verify.batch_live import BatchOptions, verify_batch
 from vime_core.verify.checks import run_gradient
+from vime_core.verify.gradient_live import GradientOptions, open_trainer, verify_gradient
 from vime_core.verify.live import UPDATE_LR, with_learning_rate
 from vime_core.verify.verdict import Verdict
 
@@ -84,6 +85,95 @@ def test_a_backward_that_does_not_repeat(tmp_path: Path, monkeypatch: pytest.Mon
         verdict = run()
     assert verdict.exit_code == 1
     assert verdict.first.startswith("pass ")
+
+
+GATE_UP = "decoder.layers.1.mlp.linear_fc1.weight"
+GATE = "model.layers.1.mlp.gate_proj.weight"
+
+
+def negate(gradients: dict[str, Any]) -> None:
+    for gradient in gradients.values():
+        gradient.neg_()
+
+
+def zero(gradients: dict[str, Any]) -> None:
+    for gradient in gradients.values():
+        gradient.zero_()
+
+
+def scale_one(gradients: dict[str, Any]) -> None:
+    gradients[GATE_UP].mul_(1.001)
+
+
+EMBEDDING = "model.embed_tokens.weight"
+CHANGES = {"negated": (negate, EMBEDDING), "zeroed": (zero, EMBEDDING), "one scaled": (scale_one, GATE)}
+
+
+def test_what_training_really_uses(tmp_path: Path) -> None:
+    """Faults in the train step alone, alike every time: before it shows its gradients, after, and in what it shows."""
+    pytest.importorskip("vime_megatron.rank")
+    config, plugins = load_config([ALIGNED], ["trainer.dtype='fp32'", f"run.output='{tmp_path}'"])
+    with exactly({}):
+        policy = checked_policy(config, plugins)
+        parts = ready_parts(with_learning_rate(config, 0.0), policy, plugins)
+        with open_trainer(parts) as trainer:
+            live = cast("Any", trainer)
+            for change, first in CHANGES.values():
+                with in_train_steps(live, live, "_accumulate", before_it_shows(live, change)):
+                    assert gradient_first(parts, trainer) == f"pass 2, gradient '{first}'"
+                with in_train_steps(live, live._optimization, "step", before_the_optimizer(live, change)):
+                    assert gradient_first(parts, trainer) == f"pass 0, gradient '{first}' in the optimizer"
+            with in_train_steps(live, live._optimization, "gradients", leaving_out_one):
+                assert gradient_first(parts, trainer) == f"pass 2, gradient '{GATE}'"
+            assert verify_gradient(parts, trainer, GradientOptions(sequences=2)).exit_code == 0
+
+
+def gradient_first(parts: Any, trainer: Any) -> str:
+    verdict = verify_gradient(parts, trainer, GradientOptions(sequences=2))
+    assert verdict.exit_code == 1, verdict.sentence
+    return verdict.first
+
+
+@contextmanager
+def in_train_steps(trainer: Any, owner: Any, method: str, make: Any) -> Iterator[None]:
+    """Replace a method of the live trainer's parts while it does a train step, and at no other time."""
+    train_step = trainer.train_step
+
+    def changed(*arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, method, make(getattr(owner, method)))
+            return train_step(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "train_step", changed)
+        yield
+
+
+def before_it_shows(trainer: Any, change: Any) -> Any:
+    def make(accumulate: Any) -> Any:
+        def changed(*arguments: Any) -> Any:
+            totals = accumulate(*arguments)
+            change(dict(trainer._optimization.gradients()))
+            return totals
+
+        return changed
+
+    return make
+
+
+def before_the_optimizer(trainer: Any, change: Any) -> Any:
+    def make(step: Any) -> Any:
+        def changed() -> Any:
+            change(dict(trainer._optimization.gradients()))
+            return step()
+
+        return changed
+
+    return make
+
+
+def leaving_out_one(gradients: Any) -> Any:
+    return lambda: ((name, gradient) for name, gradient in gradients() if name != GATE_UP)
 
 
 @dataclass

@@ -90,7 +90,7 @@ class Trainer(Protocol):
         ...
 
     def optimizer_state(self) -> NamedTensors:
-        """fp32 masters and moments, under stable names."""
+        """fp32 masters and moments, under stable names: ``PARAMETER.master``, ``PARAMETER.exp_avg``, ..."""
         ...
 
     def save(self, directory: Path) -> None:
@@ -152,6 +152,13 @@ class AlignedTrainer(Trainer, Protocol):
         """Gradients as `train_step` would use them, fp32, by HF name, before clipping; weights and optimizer stay.
 
         With ``recompute`` the backward runs each layer's forward again instead of keeping what it computed.
+        """
+        ...
+
+    def by_hf_name(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """One tensor a parameter, by the trainer's own names and in its shape (a gradient, a moment), by HF name.
+
+        What is absent stays absent, and a name that is no parameter's stays as it is.
         """
         ...
 

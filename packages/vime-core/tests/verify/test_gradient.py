@@ -19,6 +19,7 @@ from vime_core.verify.gradient import (
     TensorError,
     gradient_verdict,
 )
+from vime_core.verify.taken import Taken
 
 BF16 = ROUNDING["bf16"]
 
@@ -28,9 +29,12 @@ def rows(seed: int = 0) -> tuple[Float32Array, ...]:
     return tuple(rng.uniform(-4, -0.1, length).astype(np.float32) for length in (3, 5))
 
 
-STEP = Backward("a train step", {"a": "1", "b": "2"}, {"loss": "0x1p-2", "gradient norm": "0x1p+0"}, rows())
+GRADIENTS = {"x": "3", "y": "4", "z": "5"}
+TAKEN = tuple(Taken(name, 1.0, 1e-7) for name in GRADIENTS)
+NUMBERS = {"loss": "0x1p-2", "gradient norm": "0x1p+0"}
+STEP = Backward("a train step", GRADIENTS, NUMBERS, rows(), norm=1.0, taken=TAKEN)
 AGAIN = replace(STEP, name="again")
-ALONE = Backward("gradients alone", {"x": "3", "y": "4", "z": "5"}, {})
+ALONE = Backward("gradients alone", GRADIENTS, {})
 RECOMPUTED = replace(ALONE, name="recomputed")
 ERRORS = (TensorError("x", 10, 0.02, 0.02, 0.01, BF16), TensorError("y", 20, 0.001, 0.002, 0.01, BF16))
 EVIDENCE = GradientEvidence("bf16", rows(), (STEP, AGAIN, ALONE, RECOMPUTED), ERRORS, norm=3.0)
@@ -45,14 +49,21 @@ def with_pass(number: int, **changes: Any) -> GradientEvidence:
 def test_good_evidence_holds() -> None:
     verdict = gradient_verdict(EVIDENCE)
     assert verdict.exit_code == 0, verdict.sentence
-    assert (verdict.coverage.samples, verdict.coverage.tokens, verdict.coverage.tensors) == (2, 8, 10)
-    assert "4 backward passes gave the same bits (10 gradients)" in verdict.sentence
+    assert (verdict.coverage.samples, verdict.coverage.tokens, verdict.coverage.tensors) == (2, 8, 12)
+    assert "4 backward passes, 2 of them train steps, gave the same bits (12 gradients" in verdict.sentence
+    assert "the optimizer took them, clipped (6 tensors" in verdict.sentence
     assert "worst 'x', relative error 0.02, bound 0.08" in verdict.sentence
     assert json.loads(json.dumps(verdict.as_json(), allow_nan=False))["details"]["checked_against_fp64"] == 2
 
 
 @pytest.mark.parametrize(
-    ("number", "gradients", "name"), [(1, {"a": "1", "b": "9"}, "b"), (3, {"x": "9", "y": "4", "z": "5"}, "x")]
+    ("number", "gradients", "name"),
+    [
+        (1, {"x": "3", "y": "4", "z": "9"}, "z"),
+        (2, {"x": "9", "y": "4", "z": "5"}, "x"),
+        (3, {"x": "3", "z": "5"}, "y"),
+        (1, GRADIENTS | {"w": "6"}, "w"),
+    ],
 )
 def test_another_gradient_the_second_time(number: int, gradients: dict[str, str], name: str) -> None:
     verdict = gradient_verdict(with_pass(number, gradients=gradients))
@@ -65,6 +76,33 @@ def test_another_gradient_the_second_time(number: int, gradients: dict[str, str]
 def test_another_number_the_second_time(name: str, value: str) -> None:
     verdict = gradient_verdict(with_pass(1, numbers={**STEP.numbers, name: value}))
     assert (verdict.exit_code, verdict.first) == (1, f"pass 1, {name}")
+
+
+def test_a_gradient_that_is_missing_says_where() -> None:
+    verdict = gradient_verdict(with_pass(0, gradients={"x": "3", "z": "5"}))
+    assert (verdict.exit_code, verdict.first) == (1, "pass 1, gradient 'y'")
+    assert "1 of 3 gradients, first 'y', which a train step lacks" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (Taken("y", -1.0, 2.0), "first -1 times that of 'y', relative error 2"),
+        (Taken("y", 0.0, 1.0), "first 0 times that of 'y'"),
+        (Taken("y", 1.001, 1e-3), "1.001 times"),
+        (Taken("y", math.nan, math.nan), "nan times"),
+    ],
+)
+def test_an_optimizer_that_took_another_gradient(wrong: Taken, words: str) -> None:
+    verdict = gradient_verdict(with_pass(1, taken=(TAKEN[0], wrong, TAKEN[2])))
+    assert (verdict.exit_code, verdict.first) == (1, "pass 1, gradient 'y' in the optimizer")
+    assert words in verdict.sentence
+
+
+def test_a_norm_that_is_not_that_of_the_gradients() -> None:
+    verdict = gradient_verdict(with_pass(1, norm=1.001))
+    assert (verdict.exit_code, verdict.first) == (1, "pass 1, gradient norm")
+    assert gradient_verdict(with_pass(1, norm=math.nan)).exit_code == 1
 
 
 def test_a_nan_that_repeats_is_no_equality() -> None:
@@ -128,6 +166,7 @@ FLAT = tuple(np.full(n, -5.5, dtype=np.float32) for n in (3, 5))
 UNCHECKED: dict[str, tuple[GradientEvidence, str]] = {
     "one pass": (replace(EVIDENCE, passes=(STEP,)), "was not done twice"),
     "no forward": (replace(EVIDENCE, passes=(ALONE, RECOMPUTED)), "shows no log-probs"),
+    "no moments": (with_pass(1, taken=()), "unknown which gradients it took"),
     "nothing": (GradientEvidence("bf16", (), ()), "no token was scored"),
     "no reference": (replace(EVIDENCE, errors=(), not_tried="transformers is absent"), "transformers is absent"),
     "no tensors": (replace(EVIDENCE, errors=()), "rounding drowns every gradient"),

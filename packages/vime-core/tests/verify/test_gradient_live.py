@@ -69,7 +69,7 @@ def parts(directory: Path, dtype: str = "fp32") -> Any:
                 "reward": {"name": "none"},
                 "sampling": {"temperature": 0.7, "max_tokens": 6},
                 "rollout": {"context_length": 64},
-                "trainer": {"dtype": dtype, "token_budget": 64},
+                "trainer": {"dtype": dtype, "token_budget": 64, "clip_grad": 0.05},
             }
         ),
         plugins=_UNUSED,
@@ -137,6 +137,8 @@ class TorchTrainer(FakeTrainer):
         super().__init__(weights, 0.7)
         self.model = open_reference(directory, weights.items(), torch.float32)
         self.rate = 0.0
+        self.moments: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
+        self.hand_over: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda gradients: gradients
 
     def _score(self, sequence: TrainSequence) -> Any:
         return self._tensor(sequence).detach().numpy()
@@ -166,11 +168,23 @@ class TorchTrainer(FakeTrainer):
         scores = [self._score(s) for part in microbatches for s in part]
         scores[0] = (scores[0].view(np.uint32) + np.uint32(self.training_error)).view(np.float32)
         gradients = self.gradients(microbatches, loss)
-        observer.gradients(iter(gradients.items()))
+        observer.gradients((f"mine.{name}", gradient) for name, gradient in gradients.items())
+        norm = float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
+        taken = self.hand_over({name: gradient.clone() for name, gradient in gradients.items()})
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                parameter -= self.rate * gradients[name]
-        return TrainStepResult(0.5, 1.0, self.rate, tuple(scores))
+                clipped = taken[name] * min(1.0, CLIP / (norm + 1e-6))
+                self.moments[name].mul_(0.9).add_(clipped, alpha=0.1)
+                parameter -= self.rate * clipped
+        return TrainStepResult(0.5, norm, self.rate, tuple(scores))
+
+    def optimizer_state(self) -> NamedTensors:
+        for name, moment in self.moments.items():
+            yield f"mine.{name}.exp_avg", moment
+            yield f"mine.{name}.exp_avg_sq", moment
+
+    def by_hf_name(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name.removeprefix("mine."): tensor for name, tensor in tensors.items()}
 
     def weights(self) -> NamedTensors:
         return self.model.named_parameters()
@@ -182,6 +196,7 @@ def trainer(tmp_path: Path) -> tuple[Any, TorchTrainer]:
     return parts(directory), TorchTrainer(directory, weights)
 
 
+CLIP = 0.05
 OPTIONS = GradientOptions(sequences=3, prompt=6, response=5)
 
 
@@ -220,6 +235,32 @@ def test_one_bit_of_one_gradient_in_one_pass(trainer: tuple[Any, TorchTrainer], 
     assert (verdict.exit_code, verdict.first) == (1, f"pass {call - 1}, gradient '{V_BIAS}'")
 
 
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 1.001])
+def test_a_train_step_alone_that_is_wrong(trainer: tuple[Any, TorchTrainer], factor: float) -> None:
+    """Each train step the same, so that repeating it shows nothing."""
+    train = {1, 2}
+    trainer[1].change_gradients = lambda call, found: scaled(V_BIAS, factor)(call, found) if call in train else found
+    verdict = verify_gradient(*trainer, OPTIONS)
+    assert (verdict.exit_code, verdict.first) == (1, f"pass 2, gradient '{V_BIAS}'")
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 1.001])
+def test_an_optimizer_that_is_handed_another_gradient(trainer: tuple[Any, TorchTrainer], factor: float) -> None:
+    """What the step shows is right."""
+    trainer[1].hand_over = lambda gradients: gradients | {V_BIAS: gradients[V_BIAS] * factor}
+    verdict = verify_gradient(*trainer, OPTIONS)
+    assert (verdict.exit_code, verdict.first) == (1, f"pass 0, gradient '{V_BIAS}' in the optimizer")
+    assert f"first {factor:g} times that of '{V_BIAS}'" in verdict.sentence
+
+
+def test_an_optimizer_that_hides_what_it_took(
+    trainer: tuple[Any, TorchTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer[1], "optimizer_state", lambda: iter(()))
+    verdict = verify_gradient(*trainer, OPTIONS)
+    assert (verdict.exit_code, verdict.first) == (3, "optimizer")
+
+
 def test_a_training_forward_of_its_own(trainer: tuple[Any, TorchTrainer]) -> None:
     trainer[1].training_error = 1
     verdict = verify_gradient(*trainer, OPTIONS)
@@ -234,7 +275,7 @@ def test_a_step_that_moves_weights_compares_nothing(trainer: tuple[Any, TorchTra
 
 
 def test_a_trainer_without_named_gradients(trainer: tuple[Any, TorchTrainer]) -> None:
-    names = ("log_probs", "train_step", "weights")
+    names = ("log_probs", "train_step", "weights", "optimizer_state")
     plain: Any = SimpleNamespace(**{name: getattr(trainer[1], name) for name in names})
     verdict = verify_gradient(trainer[0], plain, OPTIONS)
     assert verdict.exit_code == 3

@@ -96,7 +96,13 @@ class TrainerRank:
             copies = {name: gradient.clone() for name, gradient in self._optimization.gradients()}
         finally:
             self._optimization.zero_gradients()
-        return dict(to_hf(copies, self._blueprint.rules))
+        return self.by_hf_name(copies)
+
+    def by_hf_name(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `vime_core.backends.AlignedTrainer`."""
+        rules = [rule for rule in self._blueprint.rules if rule.target in tensors]
+        known = {rule.target for rule in rules}
+        return dict(to_hf(tensors, rules)) | {name: one for name, one in tensors.items() if name not in known}
 
     def record_taps(self, sequence: TrainSequence) -> Taps:
         """See `vime_core.backends.AlignedTrainer`.

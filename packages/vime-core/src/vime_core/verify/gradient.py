@@ -14,6 +14,7 @@ import numpy as np
 
 from vime_core.types import Float32Array
 from vime_core.verify.spread import spread
+from vime_core.verify.taken import TOLERANCE, Taken, same_norm
 from vime_core.verify.ulps import BitComparison, compare_bits
 from vime_core.verify.verdict import Coverage, Verdict
 
@@ -74,16 +75,20 @@ class Backward:
 
     Args:
         name: which pass, for the sentence.
-        gradients: a digest by tensor name.
+        gradients: before clipping, a digest by tensor name; all passes have one kind of names.
         numbers: loss and gradient norm as hex.
         log_probs: of the forward that went with it, fp32 [R] a sequence, in one order for all passes; empty when the
             trainer does not show them.
+        norm: of these gradients, in fp64; None when nobody computed it.
+        taken: what the optimizer took of them, after clipping; empty where no optimizer ran or its state hides it.
     """
 
     name: str
     gradients: Mapping[str, str]
     numbers: Mapping[str, str]
     log_probs: tuple[Float32Array, ...] = ()
+    norm: float | None = None
+    taken: tuple[Taken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class GradientEvidence:
     Args:
         dtype: training dtype.
         scored: log-probs of the scoring forward, fp32 [R] a sequence.
-        passes: backward passes that must be the same; those with other tensor names are compared among themselves.
+        passes: backward passes that must be the same, train steps first.
         errors: against fp64, by tensor.
         norm: Euclidean norm of all gradients in fp64.
         not_tried: why gradients were not compared with fp64; empty when they were.
@@ -117,12 +122,13 @@ class _Unequal:
 def gradient_verdict(evidence: GradientEvidence) -> Verdict:
     """The verdict on what was collected.
 
-    Holds when every pass gives the same bits of loss, norm and each gradient, when the log-probs of every training
-    forward have the bits of the scoring forward, none of them NaN, and when every gradient is within its bound of
-    fp64 autograd; and when this could have shown a fault: gradients are not zero and log-probs vary.
+    Holds when every pass gives the same bits of loss, norm and each gradient, when the optimizer took these
+    gradients, clipped, when the log-probs of every training forward have the bits of the scoring forward, none of
+    them NaN, and when every gradient is within its bound of fp64 autograd; and when this could have shown a fault:
+    gradients are not zero and log-probs vary.
     """
     verdict = _measured(evidence)
-    unequal = _passes_differ(evidence.passes) or _forwards_differ(evidence)
+    unequal = _passes_differ(evidence.passes) or _steps_differ(evidence.passes) or _forwards_differ(evidence)
     if unequal:
         sentence = f"Gradient does not hold: {unequal.what}."
         return replace(verdict, holds=False, sentence=sentence, unequal=unequal.count, first=unequal.first)
@@ -140,6 +146,7 @@ def _measured(evidence: GradientEvidence) -> Verdict:
     details = {
         "dtype": evidence.dtype,
         "passes": [one.name for one in evidence.passes],
+        "taken": [{"pass": p.name, **asdict(one)} for p in evidence.passes for one in p.taken],
         "errors": [{**asdict(one), "bound": one.bound, "noisy": one.noisy} for one in evidence.errors],
         "checked_against_fp64": len(checked),
         "gradient_norm": evidence.norm,
@@ -163,18 +170,41 @@ def _measured(evidence: GradientEvidence) -> Verdict:
 
 def _passes_differ(passes: Sequence[Backward]) -> _Unequal | None:
     for number, later in enumerate(passes):
-        earlier = next(one for one in passes if one.gradients.keys() == later.gradients.keys())
-        names = [name for name, digest in later.gradients.items() if earlier.gradients[name] != digest]
-        if names:
-            what = (
-                f"two backward passes over the same microbatches ({earlier.name}; {later.name}) give other bits in"
-                f" {len(names)} of {len(later.gradients)} gradients, first {names[0]!r}"
-            )
-            return _Unequal(len(names), f"pass {number}, gradient {names[0]!r}", what)
+        earlier = passes[0]
+        names = [*later.gradients, *(name for name in earlier.gradients if name not in later.gradients)]
+        unequal = [name for name in names if earlier.gradients.get(name) != later.gradients.get(name)]
+        if unequal:
+            return _other_gradients(number, earlier, later, unequal, len(names))
         for name, value in later.numbers.items():
             if (other := earlier.numbers.get(name, value)) != value or math.isnan(float.fromhex(value)):
                 what = f"the {name} is {other} in one pass ({earlier.name}) and {value} in another ({later.name})"
                 return _Unequal(1, f"pass {number}, {name}", what)
+    return None
+
+
+def _other_gradients(number: int, a: Backward, b: Backward, unequal: Sequence[str], total: int) -> _Unequal:
+    name = unequal[0]
+    lacking = next((f", which {one.name} lacks" for one in (a, b) if name not in one.gradients), "")
+    what = (
+        f"two backward passes over the same microbatches ({a.name}; {b.name}) give other bits in {len(unequal)} of"
+        f" {total} gradients, first {name!r}{lacking}"
+    )
+    return _Unequal(len(unequal), f"pass {number}, gradient {name!r}", what)
+
+
+def _steps_differ(passes: Sequence[Backward]) -> _Unequal | None:
+    """What a train step reports and what its optimizer took, against the gradients that it showed."""
+    for number, one in enumerate(passes):
+        if wrong := [taken for taken in one.taken if not taken.right]:
+            what = (
+                f"in {one.name} the optimizer took other gradients than the step showed and clipped, {len(wrong)} of"
+                f" {len(one.taken)}: first {wrong[0]}"
+            )
+            return _Unequal(len(wrong), f"pass {number}, gradient {wrong[0].name!r} in the optimizer", what)
+        told = float.fromhex(one.numbers.get("gradient norm", "nan"))
+        if one.norm is not None and not same_norm(told, one.norm):
+            what = f"the gradient norm of {one.name} is {told:.9g}, but its gradients have the norm {one.norm:.9g}"
+            return _Unequal(1, f"pass {number}, gradient norm", what)
     return None
 
 
@@ -233,6 +263,9 @@ def _idle(verdict: Verdict, evidence: GradientEvidence) -> Verdict | None:
         return _because(verdict, f"the backward repeats, but it was not compared with fp64: {why}", "reference")
     if not evidence.norm > 0:
         return _because(verdict, "every gradient is zero", "gradients")
+    if unseen := [one.name for one in evidence.passes if one.log_probs and not one.taken]:
+        why = "the optimizer's state shows no first moment (NAME.exp_avg), so it is unknown which gradients it took"
+        return _because(verdict, f"{why} in {unseen[0]}", "optimizer")
     return None
 
 
@@ -245,10 +278,12 @@ def _holds(verdict: Verdict, evidence: GradientEvidence) -> Verdict:
     worst = max(checked, key=lambda one: one.error / one.bound)
     noisy = len(evidence.errors) - len(checked)
     left = f" ({noisy} more drown in the rounding of {evidence.dtype})" if noisy else ""
-    covered = verdict.coverage
+    covered, steps = verdict.coverage, [one for one in evidence.passes if one.taken]
     sentence = (
-        f"Gradient holds: {len(evidence.passes)} backward passes gave the same bits ({covered.tensors} gradients), the"
-        f" training forward has the scoring forward's bits ({covered.samples} sequences, {covered.tokens} tokens), and"
+        f"Gradient holds: {len(evidence.passes)} backward passes, {len(steps)} of them train steps, gave the same bits"
+        f" ({covered.tensors} gradients before clipping), the optimizer took them, clipped"
+        f" ({sum(len(one.taken) for one in steps)} tensors within a relative error of {TOLERANCE:g}), the training"
+        f" forward has the scoring forward's bits ({covered.samples} sequences, {covered.tokens} tokens), and"
         f" {len(checked)} gradients are within their bound of fp64 autograd of transformers{left}: worst"
         f" {worst.name!r}, {_size(worst)}, from the error of transformers in {evidence.dtype}; entropy"
         f" {verdict.entropy:.3f} nats a token."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vime_core.backends import AlignedTrainer, LossFunction, Microbatches, Trainer
+from vime_core.backends import AlignedTrainer, LossFunction, Microbatches, NamedTensors, Trainer
 from vime_core.errors import PluginError
 from vime_core.loop.algorithm import in_order_of
 from vime_core.loop.sides import Parts
@@ -16,8 +17,11 @@ from vime_core.record.digest import digest_tensors
 from vime_core.rl.packing import pack
 from vime_core.types import TrainSequence
 from vime_core.verify.gradient import NAME, Backward, GradientEvidence, gradient_verdict
-from vime_core.verify.live import GradientDigests
+from vime_core.verify.taken import clip_factor, first_moments, norm_of, same_norm, taken_gradients
 from vime_core.verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def verify_gradient(parts: Parts, trainer: Trainer, options: GradientOptions) ->
     scored = in_order_of(sequences, microbatches, trainer.log_probs(microbatches))
     evidence = GradientEvidence(parts.config.trainer.dtype, tuple(scored), ())
     passes = [
-        _train_step(trainer, sequences, microbatches, parts.algorithm.loss, name)
+        _train_step(parts, trainer, sequences, microbatches, name)
         for name in ("a train step", "the same train step again")
     ]
     if digest_tensors(trainer.weights()) != before:
@@ -91,14 +95,38 @@ def _microbatches(sequences: Sequence[TrainSequence], token_budget: int) -> list
     return [[sequences[i] for i in microbatch] for microbatch in pack(lengths, budget)]
 
 
+@dataclass
+class _Shown:
+    """A `vime_core.backends.StateObserver` that keeps copies of the gradients of one step."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+
+    def gradients(self, tensors: NamedTensors) -> None:
+        self.tensors = {name: tensor.detach().clone() for name, tensor in tensors}
+
+
 def _train_step(
-    trainer: Trainer, sequences: Sequence[TrainSequence], microbatches: Microbatches, loss: LossFunction, name: str
+    parts: Parts, trainer: Trainer, sequences: Sequence[TrainSequence], microbatches: Microbatches, name: str
 ) -> Backward:
-    observer = GradientDigests()
-    result = trainer.train_step(microbatches, loss, observer)
-    numbers = {"loss": result.loss.hex(), "gradient norm": result.grad_norm.hex()}
-    log_probs = in_order_of(sequences, microbatches, result.log_probs)
-    return Backward(name, observer.digests, numbers, tuple(log_probs))
+    shown, before = _Shown(), first_moments(trainer.optimizer_state())
+    result = trainer.train_step(microbatches, parts.algorithm.loss, shown)
+    after = first_moments(trainer.optimizer_state())
+    gradients, before, after = (_by_hf_name(trainer, one) for one in (shown.tensors, before, after))
+    section = parts.config.trainer
+    norm = norm_of(gradients.values())
+    factor = clip_factor(result.grad_norm if same_norm(result.grad_norm, norm) else norm, section.clip_grad)
+    return Backward(
+        name,
+        digest_tensors(gradients.items()),
+        {"loss": result.loss.hex(), "gradient norm": result.grad_norm.hex()},
+        tuple(in_order_of(sequences, microbatches, result.log_probs)),
+        norm,
+        taken_gradients(gradients, before, after, section.betas[0], factor) if after else (),
+    )
+
+
+def _by_hf_name(trainer: Trainer, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return trainer.by_hf_name(tensors) if isinstance(trainer, AlignedTrainer) else tensors
 
 
 def _gradient_passes(trainer: AlignedTrainer, microbatches: Microbatches, loss: LossFunction) -> Iterator[Backward]:
