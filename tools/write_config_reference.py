@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -51,22 +53,50 @@ def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
         yield from (summary, "")
     yield from ("| key | type | default | |", "|---|---|---|---|")
     for name, field in fields.items():
-        yield f"| `{name}` | {_type(field)} | {_default(field)} | {field.description or ''} |"
+        yield f"| `{name}` | {_type(field)} | {_default(field)} | {(field.description or '').replace('None:', 'unset:')} |"
     yield ""
 
 
+NAMES: dict[object, str] = {str: "string", bool: "boolean", int: "integer", float: "number", Path: "path"}
+
+
 def _type(field: FieldInfo) -> str:
-    text = getattr(field.annotation, "__name__", "") if isinstance(field.annotation, type) else str(field.annotation)
-    for noise in ("typing.", "pathlib.", "collections.abc."):
-        text = text.replace(noise, "")
-    return f"`{text}`".replace("|", "\\|")
+    return _bounded(_readable(field.annotation), field.metadata).replace("|", "\\|")
+
+
+def _readable(annotation: Any) -> str:
+    """A type in the words of TOML."""
+    if annotation in NAMES:
+        return NAMES[annotation]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _bounded(_readable(arguments[0]), arguments[1:])
+    if origin is Literal:
+        return " or ".join(f'`"{value}"`' for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(_readable(part) for part in arguments if part is not type(None))
+    if origin is tuple:
+        several = [_readable(part) for part in arguments if part is not ...]
+        return f"array of {several[0]}s" if ... in arguments else f"[{', '.join(several)}]"
+    return "table" if isinstance(origin, type) and issubclass(origin, Mapping) else "value"
+
+
+def _bounded(name: str, metadata: Sequence[object]) -> str:
+    """With what limits a number: ``number > 0, <= 1``."""
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    parts = [item for holder in metadata for item in (holder.metadata if isinstance(holder, FieldInfo) else [holder])]
+    bounds = [f"{sign} {getattr(item, key)}" for item in parts for key, sign in signs.items() if hasattr(item, key)]
+    return f"{name} {', '.join(bounds)}" if bounds else name
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    return f"`{value!r}`" if not isinstance(value, Path) else f"`{str(value)!r}`"
+    if value is None:
+        return "unset"
+    plain = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+    return f"`{json.dumps(plain)}`"
 
 
 if __name__ == "__main__":

@@ -64,6 +64,12 @@ class BackendError(VimeError):
     exit_code = 3
 
 
+class PluginFailed(BackendError):
+    """Code of a plugin raised an exception of its own while it was used."""
+
+    default_code = "VIME-PLUGIN-007"
+
+
 class NotFinite(BackendError):
     """A side computed a NaN or an infinity where the other needs a number; verdicts take it as a difference."""
 

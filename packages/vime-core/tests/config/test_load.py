@@ -11,9 +11,12 @@ import pytest
 import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
+from vime_core.config.frozen import thaw
 from vime_core.config.load import load_config, overlay, parse_override, resolved_table, validate
 from vime_core.config.schema import RunConfig
+from vime_core.data.files import JsonlOptions
 from vime_core.errors import ConfigError, PluginError, VimeError
 from vime_core.plugins import (
     AdvantageEstimator,
@@ -32,6 +35,7 @@ from vime_core.plugins.types import Options
 class ShopOptions(Options):
     size: int = 3
     colour: str = "red"
+    extra: dict[str, Any] = Field(default_factory=dict)
 
 
 @pytest.fixture
@@ -51,7 +55,9 @@ def plugins() -> PluginManager:
             vime_trainers=one(TrainerBackend("megatron", "T.", "json:loads", here)),
             vime_rollouts=one(RolloutEngine("vllm", "R.", "json:loads", here)),
             vime_model_sources=one(ModelSource("directory", "M.", "json:loads", here)),
-            vime_datasets=lambda: [DatasetSource("jsonl", "D.", "json:loads", here), DatasetSource("sql", "D.", "x:y")],
+            vime_datasets=hookimpl(specname=None)(
+                lambda: [DatasetSource("jsonl", "D.", "json:loads", here), DatasetSource("sql", "D.", "x:y")]
+            ),
             vime_rewards=one(Reward("exact", "E.", "json:loads")),
             vime_advantage_estimators=one(AdvantageEstimator("grpo", "G.", "json:loads")),
             vime_losses=one(Loss("ppo-clip", "P.", "json:loads")),
@@ -227,3 +233,100 @@ def test_the_schema_is_frozen(plugins: PluginManager) -> None:
     with pytest.raises(Exception, match="frozen"):
         config.run.seed = 3  # type: ignore[misc]
     assert isinstance(config, RunConfig)
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"run": {"steps": True}}, "run.steps = True"),
+        ({"run": {"seed": "3"}}, "run.seed = '3'"),
+        ({"trainer": {"lr": True}}, "trainer.lr = True"),
+        ({"run": {"name": 3}}, "run.name = 3"),
+        ({"data": {"jsonl": {"size": True}}}, "data.jsonl.size = True"),
+        ({"run": {"sinks": "console"}}, "run.sinks = 'console': input should be a valid array"),
+    ],
+)
+def test_a_value_of_another_type_is_not_converted(sections: Any, key: str, plugins: PluginManager) -> None:
+    assert refuse(minimal(**sections), plugins).message.startswith(key)
+
+
+def test_remedies_fit_what_is_missing(plugins: PluginManager) -> None:
+    raw = minimal()
+    del raw["run"]
+    assert "Write a table [run]" in refuse(raw, plugins).remedy
+    assert "run.sinks=[" in refuse(minimal(run={"sinks": "console"}), plugins).remedy
+    assert "Write trainer as a table" in refuse({**minimal(), "trainer": 3}, plugins).remedy
+
+
+def test_the_table_of_a_plugin_is_answered_with_the_nearest(plugins: PluginManager) -> None:
+    error = refuse(minimal(trainer={"megatrom": {}}), plugins)
+    assert error.message == "unknown key trainer.megatrom"
+    assert "Did you mean trainer.megatron?" in error.remedy
+
+
+@pytest.mark.parametrize("section", ["trainer", "model", "sampling"])
+def test_plugin_options_is_no_key(section: str, plugins: PluginManager) -> None:
+    error = refuse(minimal(**{section: {"plugin_options": {"megatron": {}}}}), plugins)
+    assert error.message == f"unknown key {section}.plugin_options"
+
+
+def test_a_configuration_cannot_be_changed_in_any_depth(plugins: PluginManager) -> None:
+    config = validate(minimal(data={"jsonl": {"extra": {"list": [1, {"deep": 2}]}}}), plugins)
+    options: Any = config.options("data", "jsonl")
+    with pytest.raises(TypeError, match="frozen"):
+        options.extra["new"] = 1
+    with pytest.raises(TypeError, match="frozen"):
+        options.extra["list"][1]["deep"] = 3
+    with pytest.raises(TypeError, match="frozen"):
+        config.data.plugin_options.clear()  # type: ignore[attr-defined]
+    assert thaw(options.extra) == {"list": [1, {"deep": 2}]}
+    assert resolved_table(config)["data"]["jsonl"]["extra"] == {"list": [1, {"deep": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("sections", "parts"),
+    [
+        (
+            {"algorithm": {"updates_per_rollout": 9, "old_log_probs": "recompute"}},
+            ["algorithm.updates_per_rollout = 9", "sampling.prompts_per_step = 8"],
+        ),
+        (
+            {"algorithm": {"old_log_probs": "rollout"}, "sampling": {"top_k": 5}},
+            ["algorithm.old_log_probs = 'rollout'", "sampling.top_k = 5"],
+        ),
+        ({"algorithm": {"old_log_probs": "rollout"}, "sampling": {"top_p": 0.5}}, ["sampling.top_p = 0.5"]),
+        (
+            {"evaluation": {"every": 1, "max_tokens": 1024}},
+            ["evaluation.max_tokens = 1024", "rollout.context_length = 1024"],
+        ),
+        ({"run": {"output": "a\0b"}}, ["run.output: the path 'a\\x00b' holds a NUL byte"]),
+        ({"run": {"output": "~nobody-of-this-name/x"}}, ["run.output: the path", "unknown user"]),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_keys(sections: Any, parts: list[str], plugins: PluginManager) -> None:
+    message = refuse(minimal(**sections), plugins).message
+    assert [part for part in parts if part not in message] == [], message
+
+
+def test_the_home_directory_is_expanded(plugins: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert validate(minimal(run={"output": "~/runs/a"}), plugins).run.output == Path("/somewhere/runs/a")
+    assert JsonlOptions.model_validate({"path": "~/questions.jsonl"}).path == Path("/somewhere/questions.jsonl")
+
+
+def test_a_date_is_refused_by_name(plugins: PluginManager) -> None:
+    import datetime
+
+    assert "2020-01-02" in refuse(minimal(run={"name": datetime.date(2020, 1, 2)}), plugins).message
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/full", "x" * 300, "."])
+def test_what_is_no_file_is_no_configuration(path: str) -> None:
+    with pytest.raises(ConfigError, match="cannot read configuration"):
+        load_config([Path(path)])
+
+
+def test_a_table_given_last_needs_no_quoting() -> None:
+    smoke = Path(__file__).parents[4] / "configs" / "smoke.toml"
+    config, _ = load_config([smoke], ["run.output=other"], {"run": {"output": "a\"b'c\\d"}})
+    assert str(config.run.output) == "a\"b'c\\d"

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vime_core.errors import PluginError
-from vime_core.plugins import Reward, TrainerBackend, hookimpl
+from vime_core.errors import PluginError, PluginFailed
+from vime_core.plugins import AlignedSide, ModelStructure, Registration, Reward, TrainerBackend, hookimpl
 from vime_core.plugins.manager import PluginInfo, PluginManager, PluginSelection
 
 
@@ -168,3 +168,129 @@ def test_a_module_loads_as_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(str(tmp_path))
     manager = PluginManager.discover(PluginSelection(modules=("local_plugin",)))
     assert manager.find(Reward, "local", field_name="reward.name").name == "local"
+
+
+LOCAL = (
+    "from vime_core.plugins import Reward, hookimpl\n"
+    "@hookimpl\ndef vime_rewards():\n    yield Reward('local', 'Local.', 'json:loads')\n"
+)
+
+
+def test_a_module_beside_the_configuration_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_plugin.py").write_text(LOCAL)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(PluginError, match=r"'beside_plugin' of plugins\.modules failed to load: Module") as caught:
+        PluginManager.discover(PluginSelection(modules=("beside_plugin",))).require()
+    assert "beside the configuration file" in caught.value.remedy
+    selection = PluginSelection(modules=("beside_plugin",), directories=(tmp_path,))
+    PluginManager.discover(selection).find(Reward, "local", field_name="reward.name")
+    assert sys.path[-1] == str(tmp_path), "at the end, so that it hides nothing"
+
+
+def test_disable_and_allow_hold_for_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "listed_plugin.py").write_text(LOCAL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = ("listed_plugin",)
+    disabled = PluginManager.discover(PluginSelection(disable=modules, modules=modules))
+    disabled.require()
+    assert "local" not in [reward.name for reward in disabled.of_kind(Reward)]
+    with pytest.raises(PluginError, match=r"names 'listed_plugin', which plugins\.allow leaves out"):
+        PluginManager.discover(PluginSelection(allow=("core",), modules=modules)).require()
+    PluginManager.discover(PluginSelection(allow=("core", "listed_plugin"), modules=modules)).require()
+
+
+def _registering(*entries: Registration) -> SimpleNamespace:
+    @hookimpl
+    def vime_model_structures() -> list[Registration]:
+        return [entry for entry in entries if isinstance(entry, ModelStructure)]
+
+    @hookimpl
+    def vime_aligned_sides() -> list[Registration]:
+        return [entry for entry in entries if isinstance(entry, AlignedSide)]
+
+    return SimpleNamespace(vime_model_structures=vime_model_structures, vime_aligned_sides=vime_aligned_sides)
+
+
+def _conflicts(first: Registration, second: Registration) -> list[str]:
+    manager = PluginManager()
+    manager.register(_registering(first), _info("one"))
+    manager.register(_registering(second), _info("two"))
+    return [error.message for error in manager.conflicts()]
+
+
+def test_a_structure_of_two_backends_is_no_conflict() -> None:
+    one, two, same = (ModelStructure("qwen9", "Q.", "json:loads", backend=backend) for backend in ("a", "b", "a"))
+    assert _conflicts(one, two) == []
+    (message,) = _conflicts(one, same)
+    assert "structure 'qwen9 a' is registered twice" in message
+    assert "dist-two" in message
+
+
+def test_two_sides_for_one_contract_backend_and_structure_are_a_conflict() -> None:
+    def side(name: str, backend: str, *structures: str) -> AlignedSide:
+        return AlignedSide(name, "S.", "json:loads", backend=backend, contract="dense/v9", structures=structures)
+
+    (message,) = _conflicts(side("x", "vllm", "qwen2", "llama"), side("y", "vllm", "llama"))
+    for part in ("dense/v9 vllm llama", "dist-one", "dist-two"):
+        assert part in message
+    assert _conflicts(side("x", "vllm", "qwen2"), side("y", "vllm", "llama")) == []
+    assert _conflicts(side("x", "vllm", "llama"), side("y", "megatron", "llama")) == []
+
+
+@pytest.mark.parametrize("name", ["vime_rewards", "vime_after_step", "vime_rewardz"])
+def test_a_hook_without_its_mark_is_reported(name: str, fake_distribution) -> None:
+    fake_distribution(f"unmarked-{name}", "unmarked", f"def {name}(*a, **k):\n    return []\n")
+    (info,) = PluginManager.discover().broken()
+    assert f"{name} looks like a hook but is not marked with @hookimpl" in info.error
+
+
+def test_a_distribution_without_a_name_is_listed(fake_distribution, tmp_path: Path) -> None:
+    fake_distribution("nameless-dist", "nameless", "raise RuntimeError('planted')")
+    next(tmp_path.glob("nameless*.dist-info/METADATA")).write_text("Metadata-Version: 2.1\n")
+    (info,) = PluginManager.discover().broken()
+    assert (info.distribution.startswith("nameless"), info.version) == (True, "of unknown version")
+
+
+class _Raising:
+    @hookimpl
+    def vime_after_step(self) -> None:
+        raise KeyError("planted")
+
+
+class _Quiet:
+    @hookimpl
+    def vime_after_step(self, step: int) -> None:
+        pass
+
+
+def test_what_a_hook_raises_names_its_distribution() -> None:
+    manager = PluginManager()
+    manager.register(_Quiet(), _info("quiet"))
+    manager.register(_Raising(), _info("raising"))
+    manager.register(SimpleNamespace(vime_after_step=_Quiet.vime_after_step.__get__(_Quiet())), _info("third"))
+    with pytest.raises(
+        PluginFailed, match=r"hook vime_after_step of dist-raising 1.2 failed: KeyError: 'planted'"
+    ) as e:
+        manager.hook.vime_after_step(step=1, metrics={})
+    assert (e.value.exit_code, e.value.code) == (3, "VIME-PLUGIN-007")
+    assert "test_manager.py, line" in e.value.message
+
+
+def test_what_a_registration_s_code_raises_names_its_distribution() -> None:
+    manager = PluginManager()
+    manager.register(_rewards("r"), _info("one"))
+    (reward,) = manager.of_kind(Reward)
+    with (
+        pytest.raises(PluginFailed, match=r"reward 'r' of dist-one 1\.2 failed: SystemExit: 0"),
+        manager.guarding(reward),
+    ):
+        sys.exit(0)
+    with pytest.raises(PluginError, match="own"), manager.guarding(reward):
+        raise PluginError("own", remedy="None.")
+
+
+def test_a_target_whose_module_fails_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_target.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginError, match="'failing_target', which fails when it is imported: ZeroDivisionError"):
+        Reward("r", "R.", "failing_target:make").load()

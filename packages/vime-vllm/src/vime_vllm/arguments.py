@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from vime_core.backends import RolloutContext
+from vime_core.config.frozen import thaw
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.errors import ConfigError, PolicyError
 from vime_vllm.aligned.arguments import aligned_arguments, refuse
@@ -59,7 +60,7 @@ def engine_arguments(
         PolicyError: it contradicts the policy.
     """
     _check_names(options, known)
-    arguments = {**_common(context, options), **_optional(options, flags), **options.engine_args}
+    arguments = {**_common(context, options), **_optional(options, flags), **thaw(options.engine_args)}
     if cpu:
         arguments |= _cpu(context, options)
     elif uses_compiler(options, cpu=cpu):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -12,6 +14,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from vime_core.config.frozen import freeze
 from vime_core.config.schema import PluginSection, PluginsSection, RunConfig
 from vime_core.errors import ConfigError
 from vime_core.plugins.manager import PluginManager, PluginSelection
@@ -69,8 +72,15 @@ RENAMED: Mapping[str, str] = {
 """Names that other frameworks use for our keys: an error that says ours."""
 
 
-def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[RunConfig, PluginManager]:
+def load_config(
+    files: Sequence[Path], overrides: Sequence[str] = (), last: Mapping[str, Any] | None = None
+) -> tuple[RunConfig, PluginManager]:
     """Read TOML files left to right, then ``a.b=value`` overrides, and validate with the plugins they select.
+
+    Args:
+        files: TOML files; modules of ``plugins.modules`` are also looked for in their directories.
+        overrides: the values of ``--set``.
+        last: a table that is laid over all, as a file's.
 
     Raises:
         ConfigError: a file is missing or no TOML, a key is unknown or renamed, a value has the wrong type.
@@ -81,13 +91,13 @@ def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[R
         raw = overlay(raw, read_toml(file))
     for override in overrides:
         raw = overlay(raw, parse_override(override))
-    return resolve(raw)
+    return resolve(overlay(raw, last or {}), tuple(file.parent for file in files))
 
 
-def resolve(raw: Table) -> tuple[RunConfig, PluginManager]:
+def resolve(raw: Table, directories: tuple[Path, ...] = ()) -> tuple[RunConfig, PluginManager]:
     """Validate a merged table: plugins first, since they type their own sections."""
     _refuse_renamed(raw)
-    plugins = PluginManager.discover(_plugin_selection(raw))
+    plugins = PluginManager.discover(replace(_plugin_selection(raw), directories=directories))
     plugins.require()
     return validate(raw, plugins), plugins
 
@@ -95,6 +105,7 @@ def resolve(raw: Table) -> tuple[RunConfig, PluginManager]:
 def validate(raw: Mapping[str, Any], plugins: PluginManager) -> RunConfig:
     """Validate a merged table against the schema and against the options of the plugins that it selects."""
     table: Table = {key: dict(cast(Table, value)) if isinstance(value, dict) else value for key, value in raw.items()}
+    _refuse_internal_key(table)
     options: dict[str, dict[str, BaseModel]] = {}
     for selector in SELECTORS:
         section = (
@@ -106,29 +117,60 @@ def validate(raw: Mapping[str, Any], plugins: PluginManager) -> RunConfig:
                 options.setdefault(selector.section, {})[name] = _plugin_options(
                     cast(Table, section), selector, name, plugins
                 )
-    for section, chosen in options.items():
+    for section in options:
         _check_other_tables(table[section], section, plugins)
-        table[section]["plugin_options"] = chosen
-    return _validated(RunConfig, table, "")
+    return freeze(_with_options(_validated(RunConfig, table, "", _table_names(plugins)), options))
+
+
+def _table_names(plugins: PluginManager) -> dict[str, list[str]]:
+    """The plugin tables that each section may have."""
+    names: dict[str, list[str]] = {}
+    for selector in SELECTORS:
+        names.setdefault(selector.section, []).extend(entry.name for entry in plugins.of_kind(selector.kind))
+    return names
+
+
+def _refuse_internal_key(table: Table) -> None:
+    """``plugin_options`` is where validated tables are kept; in a file it is a key like any unknown one."""
+    for name, section in table.items():
+        if isinstance(section, dict) and "plugin_options" in section:
+            holder = RunConfig.model_fields[name].annotation if name in RunConfig.model_fields else None
+            raise _unknown_key(f"{name}.plugin_options", "plugin_options", _fields_at(cast(Any, holder), ()))
+
+
+def _with_options(config: RunConfig, options: Mapping[str, Mapping[str, BaseModel]]) -> RunConfig:
+    filled = {
+        name: cast(PluginSection, getattr(config, name)).model_copy(update={"plugin_options": chosen})
+        for name, chosen in options.items()
+    }
+    return config.model_copy(update=filled)
 
 
 def read_toml(file: Path) -> Table:
     """Raises ConfigError naming the file and, for a syntax error, the line."""
     try:
+        if file.is_char_device() or file.is_block_device():
+            raise OSError(errno.EINVAL, "it is a device")
         with file.open("rb") as stream:
             return tomllib.load(stream)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, tomllib.TOMLDecodeError | UnicodeDecodeError):
+            raise _no_toml(file, error) from error
         raise ConfigError(
-            f"cannot read configuration {str(file)!r}: {error.strerror}",
+            f"cannot read configuration {str(file)!r}: {getattr(error, 'strerror', None) or error}",
             remedy="Check the path; `configs/` holds ready ones.",
             code="VIME-CONFIG-001",
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{str(file)!r} is not valid TOML: {error}",
-            remedy="Correct the line that is named.",
-            code="VIME-CONFIG-002",
-        ) from error
+    except RecursionError as error:
+        raise _no_toml(file, error) from error
+
+
+def _no_toml(file: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{str(file)!r} is not valid TOML: {error}",
+        remedy="Correct the line that is named.",
+        code="VIME-CONFIG-002",
+    )
 
 
 def parse_override(text: str) -> Table:
@@ -168,7 +210,7 @@ def resolved_table(config: RunConfig) -> Table:
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 
@@ -220,32 +262,57 @@ def _paths(table: Table, prefix: str = "") -> Iterable[str]:
             yield from _paths(cast(Table, value), f"{prefix}{key}.")
 
 
-def _validated(model: type[_Model], table: Any, prefix: str) -> _Model:
+def _validated(
+    model: type[_Model], table: Any, prefix: str, tables: Mapping[str, Sequence[str]] | None = None
+) -> _Model:
     try:
-        return model.model_validate(table)
+        # As JSON, strictly: lists may be tuples and strings paths, but true is no 1 and "3" no number.
+        return model.model_validate_json(json.dumps(table, default=_refuse_date), strict=True)
     except ValidationError as error:
-        raise _explain(error, model, prefix) from error
+        raise _explain(error, model, prefix, tables or {}) from error
 
 
-def _explain(error: ValidationError, model: type[BaseModel], prefix: str) -> ConfigError:
+def _refuse_date(value: object) -> str:
+    raise ConfigError(
+        f"the configuration holds the {type(value).__name__} {value}, and no key takes one",
+        remedy="Put it into quotes.",
+        code="VIME-CONFIG-007",
+    )
+
+
+def _explain(
+    error: ValidationError, model: type[BaseModel], prefix: str, tables: Mapping[str, Sequence[str]]
+) -> ConfigError:
     first = error.errors()[0]
     path = ".".join([*([prefix] if prefix else []), *(str(part) for part in first["loc"])])
     if first["type"] == "extra_forbidden":
-        return _unknown_key(path, str(first["loc"][-1]), _fields_at(model, first["loc"][:-1]))
-    if first["type"] == "missing":
-        message = f"{path} is required but not set"
-    elif first["type"] == "value_error":
-        message = first["msg"].removeprefix("Value error, ")
-    else:
-        message = f"{path} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        known = _fields_at(model, first["loc"][:-1])
+        in_section = tables.get(str(first["loc"][0]), ()) if len(first["loc"]) == 2 else ()
+        return _unknown_key(path, str(first["loc"][-1]), [*known, *in_section])
     rest = len(error.errors()) - 1
     more = f" ({rest} more of the kind)" if rest else ""
-    return ConfigError(message + more, remedy=_remedy(first, path), code="VIME-CONFIG-007")
+    return ConfigError(_message(first, path) + more, remedy=_remedy(first, path), code="VIME-CONFIG-007")
+
+
+def _message(detail: ErrorDetails, path: str) -> str:
+    if detail["type"] == "missing":
+        return f"{path} is required but not set"
+    if detail["type"] == "value_error":
+        text = detail["msg"].removeprefix("Value error, ")
+        return text if isinstance(detail["input"], dict) else f"{path}: {text}"
+    said = detail["msg"].replace("valid tuple", "valid array").replace("valid object", "valid table")
+    return f"{path} = {detail['input']!r}: {said[0].lower()}{said[1:]}"
 
 
 def _remedy(detail: ErrorDetails, path: str) -> str:
     if detail["type"] == "value_error":
-        return "Change one of the named keys."
+        return "Change one of the named keys." if isinstance(detail["input"], dict) else f"Correct {path}."
+    if detail["type"] == "missing" and "." not in path:
+        return f"Write a table [{path}] into the file; docs/configuration.md lists its keys."
+    if detail["type"] in ("model_type", "dict_type", "model_attributes_type"):
+        return f"Write {path} as a table: [{path}] in the file, or --set {path}.KEY=VALUE."
+    if detail["type"] == "tuple_type":
+        return f"""Correct {path} in the file, or give a list: --set '{path}=["..."]'."""
     return f"Correct {path} in the file, or give --set {path}=VALUE."
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
+from vime_core.config.paths import LatePath, UserPath
+
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -39,12 +41,12 @@ class RunSection(Section):
     steps: PositiveInt = Field(
         default=1, description="Rollout steps; each holds algorithm.updates_per_rollout train steps."
     )
-    output: Path = Field(default=Path("runs/run"), description="Directory of the run record; must not exist.")
+    output: UserPath = Field(default=Path("runs/run"), description="Directory of the run record; must not exist.")
     policy: str = Field(default="reproducible", description="Determinism policy plugin: what the run promises.")
     launcher: str = Field(default="inline", description="Launcher plugin: where ranks and engines run.")
     sinks: tuple[str, ...] = Field(default=("console", "jsonl"), description="Metric sink plugins.")
     checkpoint_every: NonNegativeInt = Field(default=0, description="Steps between checkpoints; 0: none.")
-    cache: Path = Field(default=Path("~/.cache/vime"), description="Where model sources keep what they made.")
+    cache: LatePath = Field(default=Path("~/.cache/vime"), description="Where model sources keep what they made.")
 
 
 class ModelSection(PluginSection):
@@ -186,15 +188,42 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> RunConfig:
-        if self.sampling.max_tokens >= self.rollout.context_length:
-            raise ValueError(
-                f"sampling.max_tokens = {self.sampling.max_tokens} leaves no room for a prompt in"
-                f" rollout.context_length = {self.rollout.context_length}"
-            )
-        if self.trainer.token_budget < self.rollout.context_length:
+        context = self.rollout.context_length
+        for section, reserved in (("sampling", self.sampling.max_tokens), ("evaluation", self._evaluation_tokens)):
+            if reserved >= context:
+                raise ValueError(
+                    f"{section}.max_tokens = {reserved} leaves no room for a prompt in"
+                    f" rollout.context_length = {context}"
+                )
+        if self.trainer.token_budget < context:
             raise ValueError(
                 f"trainer.token_budget = {self.trainer.token_budget} is less than one sequence of"
-                f" rollout.context_length = {self.rollout.context_length}"
+                f" rollout.context_length = {context}"
+            )
+        return self
+
+    @property
+    def _evaluation_tokens(self) -> int:
+        return self.evaluation.max_tokens if self.evaluation.every else 0
+
+    @model_validator(mode="after")
+    def _every_update_has_prompts(self) -> RunConfig:
+        if self.algorithm.updates_per_rollout > self.sampling.prompts_per_step:
+            raise ValueError(
+                f"algorithm.updates_per_rollout = {self.algorithm.updates_per_rollout} is more than"
+                f" sampling.prompts_per_step = {self.sampling.prompts_per_step}: each update needs a prompt of its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _old_log_probs_are_of_one_distribution(self) -> RunConfig:
+        """The engine's log-probs are of the truncated distribution, the trainer's of the whole one."""
+        sampling = self.sampling
+        if self.algorithm.old_log_probs == "rollout" and (sampling.top_p < 1.0 or sampling.top_k > 0):
+            raise ValueError(
+                f"algorithm.old_log_probs = 'rollout' with sampling.top_p = {sampling.top_p} and sampling.top_k ="
+                f" {sampling.top_k}: the engine's log-probs are of the truncated distribution and the trainer's are"
+                " not, so every ratio would be wrong; use 'recompute'"
             )
         return self
 

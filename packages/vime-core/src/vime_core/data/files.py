@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from pydantic import Field
+
+from vime_core.config.paths import UserPath
 from vime_core.data.columns import ColumnOptions, Columns, Row, choose_columns, to_example
 from vime_core.data.types import Dataset, Example
 from vime_core.errors import DataError
@@ -16,13 +19,13 @@ from vime_core.errors import DataError
 class JsonlOptions(ColumnOptions):
     """A UTF-8 file with one JSON object a line; blank lines are ignored."""
 
-    path: Path
+    path: UserPath = Field(description="The file.")
 
 
 class ParquetOptions(ColumnOptions):
     """A Parquet file."""
 
-    path: Path
+    path: UserPath = Field(description="The file.")
 
 
 @dataclass(frozen=True)

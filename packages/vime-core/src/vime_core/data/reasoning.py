@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from pydantic import Field, JsonValue, PositiveInt, field_validator
 
+from vime_core.config.frozen import thaw
 from vime_core.data.optional import require
 from vime_core.data.types import Dataset, Example, Message
 from vime_core.errors import DataError
@@ -136,7 +137,7 @@ def _create_task(options: ReasoningGymOptions) -> Any:
         )
     try:
         return require("reasoning_gym").create_dataset(
-            options.task, seed=options.seed, size=options.size, **options.task_options
+            options.task, seed=options.seed, size=options.size, **thaw(options.task_options)
         )
     except Exception as error:  # TypeError for unknown fields, AssertionError and others for values
         allowed = [f.name for f in fields(known[options.task][1]) if f.name not in ("seed", "size")]

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import inspect
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.metadata import Distribution, EntryPoint, distributions
-from typing import Any, TypeVar
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
 
 import pluggy
 
-from vime_core.errors import PluginError
+from vime_core.errors import PluginError, PluginFailed, VimeError
+from vime_core.plugins.foreign import describe_foreign
 from vime_core.plugins.markers import PROJECT
 from vime_core.plugins.specs import LifecycleSpecs, RegistrationSpecs
 from vime_core.plugins.types import Registration
 
 _Entry = TypeVar("_Entry", bound=Registration)
 
+HOOKS = frozenset(
+    name for specs in (RegistrationSpecs, LifecycleSpecs) for name in vars(specs) if name.startswith(f"{PROJECT}_")
+)
 REGISTRATION_HOOKS = tuple(name for name in vars(RegistrationSpecs) if name.startswith(f"{PROJECT}_"))
 
 
@@ -29,6 +38,11 @@ class PluginInfo:
     distribution: str
     version: str
     error: str = ""
+
+    @property
+    def origin(self) -> str:
+        """The distribution with its version, or that a configuration names the module."""
+        return f"{self.distribution} {self.version}".strip() if self.distribution else "plugins.modules"
 
 
 @dataclass(frozen=True)
@@ -46,17 +60,24 @@ class PluginSelection:
     Args:
         allow: names of plugins that may load; None allows every installed one.
         disable: names of plugins that must not load.
-        modules: extra modules to load as plugins, by import path.
+        modules: extra modules to load as plugins, by import path; the other two hold for them too.
+        directories: where such modules are looked for, besides Python's own path.
     """
 
     allow: tuple[str, ...] | None = None
     disable: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    directories: tuple[Path, ...] = ()
+
+    def takes(self, name: str) -> bool:
+        """Whether the plugin of this name may load."""
+        return name not in self.disable and (self.allow is None or name in self.allow)
 
 
 @dataclass
 class _Found:
-    entries: dict[tuple[str, str], Entry] = field(default_factory=dict[tuple[str, str], Entry])
+    entries: dict[tuple[str, ...], Entry] = field(default_factory=dict[tuple[str, ...], Entry])
+    claims: dict[tuple[str, ...], Entry] = field(default_factory=dict[tuple[str, ...], Entry])
     conflicts: list[PluginError] = field(default_factory=list[PluginError])
 
 
@@ -80,14 +101,60 @@ class PluginManager:
         manager = cls(selection)
         for distribution, point in _entry_points():
             manager._load_entry_point(distribution, point)
-        for module in manager._selection.modules:
+        manager._add_directories()
+        for module in filter(manager._selection.takes, manager._selection.modules):
             manager.load_module(module)
         return manager
 
     @property
     def hook(self) -> Any:
-        """The pluggy relay, for lifecycle calls."""
-        return self._pluggy.hook
+        """Lifecycle calls, by hook name. An exception of a plugin's becomes a PluginFailed that names its origin."""
+        return _Hooks(self)
+
+    def call_hook(self, name: str, arguments: dict[str, Any]) -> list[Any]:
+        """Call a lifecycle hook of every plugin; the results that are not None. Raises PluginFailed."""
+        caller = getattr(self._pluggy.hook, name)
+        try:
+            return cast("list[Any]", caller(**arguments))
+        except VimeError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._failed(f"hook {name}", self._origin_of(name, error.__traceback__), error) from error
+
+    @contextmanager
+    def guarding(self, registration: Registration) -> Generator[None]:
+        """While code of a registration runs: what it raises becomes a PluginFailed that names where it came from.
+
+        Raises:
+            PluginFailed: the code raised something that is no VimeError; SystemExit included.
+        """
+        try:
+            yield
+        except VimeError:
+            raise
+        except (Exception, SystemExit) as error:
+            found = self._found.entries.get(registration.claims[0])
+            origin = found.plugin.origin if found else "an unknown plugin"
+            raise self._failed(f"{registration.kind} {registration.name!r}", origin, error) from error
+
+    def _failed(self, what: str, origin: str, error: BaseException) -> PluginFailed:
+        return PluginFailed(
+            f"{what} of {origin} failed: {describe_foreign(error)}",
+            remedy=f"Correct it, report it to the authors of {origin}, or do without (plugins.disable).",
+            code="VIME-PLUGIN-007",
+        )
+
+    def _origin_of(self, hook: str, trace: TracebackType | None) -> str:
+        """Whose implementation of the hook a traceback runs through."""
+        frames: set[object] = set()
+        while trace is not None:
+            frames.add(trace.tb_frame.f_code)
+            trace = trace.tb_next
+        for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():
+            if getattr(inspect.unwrap(implementation.function), "__code__", None) in frames:
+                return self._infos[implementation.plugin_name].origin
+        names = [i.plugin_name for i in getattr(self._pluggy.hook, hook).get_hookimpls()]
+        return " or ".join(self._infos[name].origin for name in names) or "an unknown plugin"
 
     def plugins(self) -> list[PluginInfo]:
         """Every plugin that was found, loaded or broken, by name."""
@@ -128,23 +195,24 @@ class PluginManager:
             raise self._found.conflicts[0]
         for info in self.broken():
             raise PluginError(
-                f"plugin {info.name!r} of {info.distribution} {info.version} failed to load: {info.error}",
-                remedy=f"Repair or uninstall {info.distribution}, or set plugins.disable = [{info.name!r}].",
+                f"plugin {info.name!r} of {info.origin} failed to load: {info.error}",
+                remedy=_repair(info),
                 code="VIME-PLUGIN-002",
             )
         self._require_named(self._selection.disable, "plugins.disable")
         self._require_named(self._selection.allow or (), "plugins.allow")
+        self._require_allowed_modules()
 
     def load_module(self, module: str) -> None:
         """Load one module as a plugin."""
-        self._register(PluginInfo(module, "(module)", ""), lambda: importlib.import_module(module))
+        self._register(PluginInfo(module, "", ""), lambda: importlib.import_module(module))
 
     def register(self, plugin: object, info: PluginInfo) -> None:
         """Register an object as a plugin; for tests and embedding."""
         self._register(info, lambda: plugin)
 
     def _require_named(self, names: Sequence[str], field_name: str) -> None:
-        installed = {point.name for _, point in _entry_points()} | set(self._infos)
+        installed = {point.name for _, point in _entry_points()} | set(self._infos) | set(self._selection.modules)
         for name in names:
             if name not in installed:
                 raise PluginError(
@@ -153,12 +221,26 @@ class PluginManager:
                     code="VIME-PLUGIN-005",
                 )
 
+    def _require_allowed_modules(self) -> None:
+        allow = self._selection.allow
+        for module in self._selection.modules:
+            if allow is not None and module not in allow:
+                raise PluginError(
+                    f"plugins.modules names {module!r}, which plugins.allow leaves out",
+                    remedy=f"Add {module!r} to plugins.allow, or leave it out of plugins.modules.",
+                    code="VIME-PLUGIN-005",
+                )
+
+    def _add_directories(self) -> None:
+        """At the end of Python's path, so that no file beside a configuration hides an installed module."""
+        if self._selection.modules:
+            new = [str(path.resolve()) for path in self._selection.directories]
+            sys.path += [path for path in dict.fromkeys(new) if path not in sys.path]
+
     def _load_entry_point(self, distribution: Distribution, point: EntryPoint) -> None:
-        if self._selection.allow is not None and point.name not in self._selection.allow:
+        if not self._selection.takes(point.name):
             return
-        if point.name in self._selection.disable:
-            return
-        info = PluginInfo(point.name, distribution.metadata["Name"], distribution.version)
+        info = PluginInfo(point.name, _name(distribution), _version(distribution))
         if (other := self._infos.get(point.name)) is not None:
             self._found.conflicts.append(_conflict("plugin", point.name, other, info))
             return
@@ -167,24 +249,59 @@ class PluginManager:
     def _register(self, info: PluginInfo, load: Any) -> None:
         try:
             plugin = load()
+            _require_marked(plugin)
             self._pluggy.register(plugin, name=info.name)
             self._pluggy.check_pending()
             self._collect(info, plugin)
         except (Exception, SystemExit) as error:  # a plugin must not end vime, least of all with exit code 0
             if self._pluggy.has_plugin(info.name):
                 self._pluggy.unregister(name=info.name)
-            info = PluginInfo(info.name, info.distribution, info.version, f"{type(error).__name__}: {error}")
+            info = replace(info, error=f"{type(error).__name__}: {error}")
         self._infos[info.name] = info
 
     def _collect(self, info: PluginInfo, plugin: object) -> None:
-        entries = [Entry(registration, info) for registration in _registrations(plugin)]
-        for entry in entries:
-            key = (entry.registration.kind, entry.registration.name)
-            if key in self._found.entries:
-                other = self._found.entries[key].plugin
-                self._found.conflicts.append(_conflict(*key, other, info))
+        for entry in [Entry(registration, info) for registration in _registrations(plugin)]:
+            taken = [claim for claim in entry.registration.claims if claim in self._found.claims]
+            if taken:
+                kind, *what = taken[0]
+                other = self._found.claims[taken[0]].plugin
+                self._found.conflicts.append(_conflict(kind, " ".join(what), other, info))
             else:
-                self._found.entries[key] = entry
+                self._found.entries[entry.registration.claims[0]] = entry
+                self._found.claims |= dict.fromkeys(entry.registration.claims, entry)
+
+
+class _Hooks:
+    """``hooks.vime_after_step(step=..., metrics=...)``."""
+
+    def __init__(self, manager: PluginManager) -> None:
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Callable[..., list[Any]]:
+        return lambda **arguments: self._manager.call_hook(name, arguments)
+
+
+def _require_marked(plugin: object) -> None:
+    """Raise TypeError for a function that looks like a hook and would be ignored."""
+    own = getattr(plugin, "__name__", None)
+    for name, member in vars(plugin).items():
+        looks_like_one = name.startswith(f"{PROJECT}_") and inspect.isroutine(member)
+        if looks_like_one and not hasattr(member, f"{PROJECT}_impl") and _is_own(name, member, own):
+            raise TypeError(f"{name} looks like a hook but is not marked with @hookimpl")
+
+
+def _is_own(name: str, member: object, module: object) -> bool:
+    """A hook by its name, or any function that the plugin's own module defines."""
+    return name in HOOKS or getattr(member, "__module__", None) == module
+
+
+def _repair(info: PluginInfo) -> str:
+    if info.distribution:
+        return f"Repair or uninstall {info.distribution}, or set plugins.disable = [{info.name!r}]."
+    return (
+        "Correct the module, its name, or where it is: beside the configuration file, in an installed package or on"
+        " PYTHONPATH."
+    )
 
 
 def _registrations(plugin: object) -> Iterator[Registration]:
@@ -201,8 +318,8 @@ def _registrations(plugin: object) -> Iterator[Registration]:
 
 def _conflict(kind: str, name: str, first: PluginInfo, second: PluginInfo) -> PluginError:
     return PluginError(
-        f"{kind} {name!r} is registered twice: by {first.distribution} {first.version} (plugin {first.name!r})"
-        f" and by {second.distribution} {second.version} (plugin {second.name!r})",
+        f"{kind} {name!r} is registered twice: by {first.origin} (plugin {first.name!r})"
+        f" and by {second.origin} (plugin {second.name!r})",
         remedy=f"Uninstall one of them, or set plugins.disable = [{second.name!r}].",
         code="VIME-PLUGIN-006",
     )
@@ -213,5 +330,19 @@ def _entry_points() -> list[tuple[Distribution, EntryPoint]]:
     for distribution in distributions():
         for point in distribution.entry_points:
             if point.group == PROJECT:
-                found.setdefault((distribution.metadata["Name"], point.name, point.value), (distribution, point))
+                found.setdefault((_name(distribution), point.name, point.value), (distribution, point))
     return [found[key] for key in sorted(found)]
+
+
+def _name(distribution: Distribution) -> str:
+    """An installation that was damaged may have no name: its directory then stands for it."""
+    return _metadata(distribution, "Name") or Path(str(getattr(distribution, "_path", "a distribution"))).name
+
+
+def _version(distribution: Distribution) -> str:
+    return _metadata(distribution, "Version") or "of unknown version"
+
+
+def _metadata(distribution: Distribution, key: str) -> str:
+    metadata = cast("Any", distribution.metadata)  # None where the file is missing, whatever its type says
+    return str(metadata[key] or "") if metadata is not None and key in metadata else ""

@@ -8,11 +8,16 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from vime_core.errors import PluginError
+from vime_core.errors import PluginError, VimeError
+from vime_core.plugins.foreign import describe_foreign
 
 
 class Options(BaseModel):
-    """Base of every plugin-owned configuration section: frozen, and unknown keys are errors."""
+    """Base of every plugin-owned configuration section: frozen, and unknown keys are errors.
+
+    Values are not converted: ``true`` is no 1 and ``"3"`` no number. A path that a user writes is a
+    `vime_core.config.paths.UserPath`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,8 +40,13 @@ class Registration:
 
     kind: ClassVar[str] = "registration"
 
+    @property
+    def claims(self) -> tuple[tuple[str, ...], ...]:
+        """What only one registration may have; the first identifies it."""
+        return ((self.kind, self.name),)
+
     def load(self) -> Any:
-        """Import the target. Raises PluginError when the module or attribute is missing."""
+        """Import the target. Raises PluginError when that fails, whatever the module raises."""
         return load_attribute(self.target, self.name)
 
     def options_class(self) -> type[BaseModel]:
@@ -55,11 +65,19 @@ def load_attribute(target: str, name: str) -> Any:
             remedy=f"Install the package that provides {error.name or module!r}, or choose another plugin.",
             code="VIME-PLUGIN-003",
         ) from error
+    except VimeError:
+        raise
     except AttributeError as error:
         raise PluginError(
             f"plugin {name!r} names {target!r}, but {module!r} has no {attribute!r}",
             remedy="Correct the target in the plugin's registration.",
             code="VIME-PLUGIN-004",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"plugin {name!r} needs {module!r}, which fails when it is imported: {describe_foreign(error)}",
+            remedy=f"Correct {module!r}, or choose another plugin.",
+            code="VIME-PLUGIN-003",
         ) from error
 
 
@@ -84,6 +102,10 @@ class ModelStructure(Registration):
     backend: str = ""
 
     kind: ClassVar[str] = "structure"
+
+    @property
+    def claims(self) -> tuple[tuple[str, ...], ...]:
+        return ((self.kind, self.name, self.backend),)
 
 
 @dataclass(frozen=True)
@@ -122,6 +144,11 @@ class AlignedSide(Registration):
     structures: tuple[str, ...] = ()
 
     kind: ClassVar[str] = "aligned side"
+
+    @property
+    def claims(self) -> tuple[tuple[str, ...], ...]:
+        covered = ((self.kind, f"{self.contract} {self.backend} {structure}") for structure in self.structures)
+        return ((self.kind, self.name), *covered)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from vime_core.config.paths import UserPath
 from vime_core.plugins.types import Options
 from vime_megatron.model_directory import read_model_directory, require_tokenizer
 
@@ -13,7 +14,7 @@ from vime_megatron.model_directory import read_model_directory, require_tokenize
 class DirectoryOptions(Options):
     """The ``[model.directory]`` section."""
 
-    path: Path = Field(description="A HF model directory: config.json, safetensors, tokenizer.")
+    path: UserPath = Field(description="A HF model directory: config.json, safetensors, tokenizer.")
 
 
 def open_directory(options: DirectoryOptions, cache_dir: Path) -> Path:  # noqa: ARG001 (the sources' signature)
@@ -22,7 +23,7 @@ def open_directory(options: DirectoryOptions, cache_dir: Path) -> Path:  # noqa:
     Raises:
         ConfigError: it or one of its files is missing or corrupt.
     """
-    path = options.path.expanduser().resolve()
+    path = options.path.resolve()
     read_model_directory(path)
     require_tokenizer(path)
     return path

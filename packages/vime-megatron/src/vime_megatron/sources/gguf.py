@@ -8,6 +8,7 @@ from pathlib import Path
 from blake3 import blake3
 from pydantic import Field, model_validator
 
+from vime_core.config.paths import UserPath
 from vime_core.errors import ConfigError
 from vime_core.plugins.types import Options
 from vime_megatron.sources.cache import make_once
@@ -16,7 +17,7 @@ from vime_megatron.sources.cache import make_once
 class GgufOptions(Options):
     """The ``[model.gguf]`` section: one of the two keys."""
 
-    path: Path | None = Field(None, description="A GGUF file.")
+    path: UserPath | None = Field(None, description="A GGUF file.")
     package: str | None = Field(None, description="An installed distribution that holds one GGUF file as data.")
 
     @model_validator(mode="after")
@@ -32,7 +33,7 @@ def open_gguf(options: GgufOptions, cache_dir: Path) -> Path:
     Raises:
         ConfigError: the file or package is missing, or the file cannot be converted.
     """
-    file = _existing(options.path.expanduser()) if options.path else packaged_gguf(str(options.package))
+    file = _existing(options.path) if options.path else packaged_gguf(str(options.package))
     place = cache_dir.expanduser() / "gguf" / f"{file.stem}-{_digest(file)}"
     return make_once(place, lambda directory: _convert(file, directory))
 
