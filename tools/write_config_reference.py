@@ -53,7 +53,8 @@ def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
         yield from (summary, "")
     yield from ("| key | type | default | |", "|---|---|---|---|")
     for name, field in fields.items():
-        yield f"| `{name}` | {_type(field)} | {_default(field)} | {(field.description or '').replace('None:', 'unset:')} |"
+        text = (field.description or "").replace("None:", "unset:")
+        yield f"| `{name}` | {_type(field)} | {_default(field)} | {text} |"
     yield ""
 
 
