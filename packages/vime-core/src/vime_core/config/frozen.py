@@ -24,7 +24,8 @@ class FrozenDict(dict[str, Any]):
 def freeze(value: Any) -> Any:
     """The same value without anything in it that can be changed; the fields of models are replaced in place."""
     if isinstance(value, BaseModel):
-        value.__dict__.update({name: freeze(part) for name, part in value.__dict__.items()})
+        for name, part in list(vars(value).items()):
+            object.__setattr__(value, name, freeze(part))
         return value
     if isinstance(value, Mapping):
         return FrozenDict({name: freeze(part) for name, part in cast("Mapping[str, Any]", value).items()})

@@ -278,7 +278,10 @@ class _Hooks:
         self._manager = manager
 
     def __getattr__(self, name: str) -> Callable[..., list[Any]]:
-        return lambda **arguments: self._manager.call_hook(name, arguments)
+        def call(**arguments: Any) -> list[Any]:
+            return self._manager.call_hook(name, arguments)
+
+        return call
 
 
 def _require_marked(plugin: object) -> None:
