@@ -8,6 +8,8 @@ Gradient, straight through both quantisations: dx = linear(dy, w^T) and dw = lin
 the master weight w and the input x themselves.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

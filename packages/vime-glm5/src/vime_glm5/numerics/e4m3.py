@@ -8,6 +8,8 @@ above it the scale is amax / 448. Blocks at the end of a dimension may be partia
 Formula of the checkpoints: DeepSeek-V3 (arXiv 2412.19437), section 3.3; FP32 scales, as on Hopper.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

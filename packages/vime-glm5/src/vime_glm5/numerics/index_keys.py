@@ -6,6 +6,8 @@ The logarithm is exact integer work on the exponent. A key's row in the cache is
 D = 128. No Hadamard rotation, as in vLLM. DeepSeek-V3.2's indexer.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import torch

@@ -9,6 +9,8 @@
 round trip with the identity as gradient; the engine reads fresh keys from the cache like old ones.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
