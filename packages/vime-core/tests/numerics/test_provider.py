@@ -59,9 +59,9 @@ def test_a_changed_source_is_another_digest(tmp_path: Path) -> None:
 
 
 def test_unknown_providers_are_named_with_the_known() -> None:
-    with pytest.raises(PolicyError, match="'cuda' does not exist") as error:
-        load_provider("cuda")
-    assert "cpu, reference" in error.value.remedy
+    with pytest.raises(PolicyError, match="'rocm' does not exist") as error:
+        load_provider("rocm")
+    assert "cpu, cuda, reference" in error.value.remedy
 
 
 def test_a_forced_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

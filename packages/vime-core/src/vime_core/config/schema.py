@@ -160,7 +160,9 @@ class AlignmentSection(Section):
     contract: str = Field(
         default="", description="Alignment contract plugin, such as dense/v1; empty: none is promised."
     )
-    provider: str = Field(default="cpu", description="Implementation of the contract's operations: cpu or reference.")
+    provider: str = Field(
+        default="cpu", description="Implementation of the contract's operations: cpu, cuda or reference."
+    )
 
 
 class PluginsSection(Section):

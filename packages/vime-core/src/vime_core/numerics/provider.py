@@ -11,6 +11,7 @@ from vime_core.numerics.operations import Operations
 PROVIDERS: Final = {
     "reference": "vime_core.numerics.reference",
     "cpu": "vime_core.numerics.cpu.provider",
+    "cuda": "vime_core.numerics.cuda.provider",
 }
 
 

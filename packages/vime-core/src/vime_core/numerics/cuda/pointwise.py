@@ -1,0 +1,130 @@
+"""RoPE, SwiGLU and the copy into the KV cache: operations that sum nothing.
+
+See :mod:`vime_core.numerics.rope` and :mod:`vime_core.numerics.swiglu`; exp is Triton's.
+"""
+
+# Triton's language has no types.
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vime_core.numerics.attention import KvCache
+from vime_core.numerics.cuda.sizes import power_of_2
+
+_BLOCK = 1024
+
+
+@triton.jit
+def turn(
+    x_ptr, position_ptr, table_ptr, y_ptr, heads, head_dim, half, x_token, x_head,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """One head of one token; what lies behind the rotary part is copied."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    pair = tl.arange(0, BLOCK)
+    mask = pair < half
+    row = table_ptr + tl.load(position_ptr + token).to(tl.int64) * 2 * half
+    cosine = tl.load(row + pair, mask=mask, other=0.0)
+    sine = tl.load(row + half + pair, mask=mask, other=0.0)
+    sine = -sine if INVERSE else sine
+    first, second = (2 * pair, 2 * pair + 1) if INTERLEAVED else (pair, pair + half)
+    source, target = x_ptr + token * x_token + head * x_head, y_ptr + (token * heads + head) * head_dim
+    a = tl.load(source + first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(source + second, mask=mask, other=0.0).to(tl.float32)
+    tl.store(target + first, (a * cosine - b * sine).to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(target + second, (b * cosine + a * sine).to(y_ptr.dtype.element_ty), mask=mask)
+    rest = 2 * half + tl.arange(0, REST)
+    tl.store(target + rest, tl.load(source + rest, mask=rest < head_dim, other=0.0), mask=rest < head_dim)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), the division by IEEE 754."""
+    return tl.div_rn(1.0, 1.0 + tl.exp(-x))
+
+
+@triton.jit
+def gated(x_ptr, h_ptr, size, BLOCK: tl.constexpr):
+    """BLOCK columns of a row of h = silu(gate) * up."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask, source = column < size, x_ptr + row * 2 * size + column
+    gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(source + size, mask=mask, other=0.0).to(tl.float32)
+    h = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up
+    tl.store(h_ptr + row * size + column, h.to(h_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gated_backward(dh_ptr, x_ptr, dx_ptr, size, BLOCK: tl.constexpr):
+    """BLOCK columns of the gradients of gate and up."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask, place = column < size, row * 2 * size + column
+    gate = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + place + size, mask=mask, other=0.0).to(tl.float32)
+    dh = tl.load(dh_ptr + row * size + column, mask=mask, other=0.0).to(tl.float32)
+    s = sigmoid(gate)
+    d_gate = (dh * up) * (s * (gate * (1.0 - s) + 1.0))
+    tl.store(dx_ptr + place, d_gate.to(dx_ptr.dtype.element_ty), mask=mask)
+    tl.store(dx_ptr + place + size, (dh * (gate * s)).to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def copy_to_slots(
+    x_ptr, cache_ptr, slot_ptr, head_dim, page, x_token, x_head, c_page, c_head, c_slot, BLOCK: tl.constexpr
+):
+    """One head of one token to its slot; a negative slot is padding."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    slot = tl.load(slot_ptr + token).to(tl.int64)
+    if slot >= 0:
+        column = tl.arange(0, BLOCK)
+        value = tl.load(x_ptr + token * x_token + head * x_head + column, mask=column < head_dim, other=0.0)
+        target = cache_ptr + (slot // page) * c_page + head * c_head + (slot % page) * c_slot
+        tl.store(target + column, value, mask=column < head_dim)
+
+
+def rope(x: Tensor, positions: Tensor, table: Tensor, interleaved: bool, inverse: bool) -> Tensor:
+    """The turned x (T, heads, dim); positions (T); table (P, R) in fp32; ``inverse`` turns back."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    tokens, heads, head_dim = x.shape
+    half, rest = table.shape[1] // 2, head_dim - table.shape[1]
+    if y.numel():
+        turn[(tokens, heads)](
+            x, positions, table, y, heads, head_dim, half, x.stride(0), x.stride(1), INTERLEAVED=interleaved,
+            INVERSE=inverse, BLOCK=power_of_2(half), REST=power_of_2(max(rest, 1)), num_warps=1,
+        )  # fmt: skip
+    return y
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """h (..., F) of [gate | up] (..., 2F)."""
+    gate_up, size = gate_up.contiguous(), gate_up.shape[-1] // 2
+    h = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype, device=gate_up.device)
+    if h.numel():
+        gated[(h.numel() // size, triton.cdiv(size, _BLOCK))](gate_up, h, size, BLOCK=_BLOCK)
+    return h
+
+
+def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
+    """The gradient of [gate | up] (..., 2F)."""
+    gate_up, size = gate_up.contiguous(), gate_up.shape[-1] // 2
+    result = torch.empty_like(gate_up)
+    if result.numel():
+        grid = (result.numel() // (2 * size), triton.cdiv(size, _BLOCK))
+        gated_backward[grid](grad.contiguous(), gate_up, result, size, BLOCK=_BLOCK)
+    return result
+
+
+def write_kv(k: Tensor, v: Tensor, cache: KvCache, slots: Tensor) -> None:
+    """Copies k and v (T, KV heads, dim) to ``slots`` without waiting for the device: decode graphs capture it."""
+    heads, head_dim = k.shape[1:]
+    for x, pages in ((k, cache.keys), (v, cache.values)):
+        if len(slots):
+            copy_to_slots[(len(slots), heads)](
+                x, pages, slots, head_dim, pages.shape[2], x.stride(0), x.stride(1), pages.stride(0),
+                pages.stride(1), pages.stride(2), BLOCK=power_of_2(head_dim), num_warps=1,
+            )  # fmt: skip

@@ -1,0 +1,117 @@
+"""The shared log-softmax (:mod:`vime_core.numerics.log_probs`); one program a row.
+
+Each of 4096 lanes adds its columns in ascending order, then Triton's tree adds the lanes. All entries find the peak and
+the sum by one function. Nothing of the size of the logits is held in fp32 but what is asked for.
+"""
+
+# Triton's language has no types.
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vime_core.numerics.cuda.sizes import power_of_2
+
+_LANES = 4096
+_WARPS = 8
+
+
+@triton.jit
+def scaled(row_ptr, column, size, temperature):
+    """z = logits / T by IEEE division; columns after the last are -inf."""
+    logits = tl.load(row_ptr + column, mask=column < size, other=float("-inf")).to(tl.float32)
+    return tl.div_rn(logits, temperature)
+
+
+@triton.jit
+def peak_and_log_sum(row_ptr, size, temperature, LANES: tl.constexpr):
+    """(max z, ln sum exp(z - max z)) of one row."""
+    lane = tl.arange(0, LANES)
+    peaks = tl.full([LANES], float("-inf"), tl.float32)
+    for start in range(0, size, LANES):
+        peaks = tl.maximum(peaks, scaled(row_ptr, start + lane, size, temperature))
+    peak = tl.max(peaks, 0)
+    sums = tl.zeros([LANES], tl.float32)
+    for start in range(0, size, LANES):
+        sums += tl.exp(scaled(row_ptr, start + lane, size, temperature) - peak)
+    return peak, tl.log(tl.sum(sums, 0))
+
+
+@triton.jit
+def all_log_probs(logits_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr):
+    """A row of log p."""
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
+    temperature, row_ptr = tl.load(temperature_ptr + row), logits_ptr + row * size
+    peak, log_sum = peak_and_log_sum(row_ptr, size, temperature, LANES)
+    for start in range(0, size, LANES):
+        column = start + lane
+        y = (scaled(row_ptr, column, size, temperature) - peak) - log_sum
+        tl.store(y_ptr + row * size + column, y, mask=column < size)
+
+
+@triton.jit
+def chosen_log_prob(logits_ptr, id_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr):
+    """log p of a row's token."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature, row_ptr = tl.load(temperature_ptr + row), logits_ptr + row * size
+    peak, log_sum = peak_and_log_sum(row_ptr, size, temperature, LANES)
+    column = tl.load(id_ptr + row).to(tl.int64) + tl.arange(0, 1)
+    y = (scaled(row_ptr, column, size, temperature) - peak) - log_sum
+    tl.store(y_ptr + row + tl.arange(0, 1), y)
+
+
+@triton.jit
+def chosen_backward(grad_ptr, logits_ptr, id_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr):
+    """A row of dlogits = (onehot - p) * (dlogp / T)."""
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
+    temperature, row_ptr = tl.load(temperature_ptr + row), logits_ptr + row * size
+    peak, log_sum = peak_and_log_sum(row_ptr, size, temperature, LANES)
+    factor, chosen = tl.div_rn(tl.load(grad_ptr + row), temperature), tl.load(id_ptr + row)
+    for start in range(0, size, LANES):
+        column = start + lane
+        p = tl.exp((scaled(row_ptr, column, size, temperature) - peak) - log_sum)
+        y = (tl.where(column == chosen, 1.0, 0.0) - p) * factor
+        tl.store(y_ptr + row * size + column, y.to(y_ptr.dtype.element_ty), mask=column < size)
+
+
+def _lanes(size: int) -> int:
+    return min(_LANES, power_of_2(size))
+
+
+def log_softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """log p (..., V) in fp32; temperatures: one for each row."""
+    rows = logits.reshape(-1, logits.shape[-1]).contiguous()
+    y = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
+    if y.numel():
+        all_log_probs[(len(rows),)](
+            rows, temperatures.contiguous(), y, rows.shape[1], LANES=_lanes(rows.shape[1]), num_warps=_WARPS
+        )
+    return y.reshape(logits.shape)
+
+
+def token_log_probs(logits: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
+    """log p of ids (rows) from logits (rows, V): (rows) in fp32."""
+    logits = logits.contiguous()
+    y = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    if len(logits):
+        chosen_log_prob[(len(logits),)](
+            logits, ids.contiguous(), temperatures.contiguous(), y, logits.shape[1], LANES=_lanes(logits.shape[1]),
+            num_warps=_WARPS,
+        )  # fmt: skip
+    return y
+
+
+def token_log_probs_backward(grad: Tensor, logits: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
+    """The gradient of logits (rows, V) from grad (rows)."""
+    logits = logits.contiguous()
+    y = torch.empty_like(logits)
+    if y.numel():
+        chosen_backward[(len(logits),)](
+            grad.float().contiguous(), logits, ids.contiguous(), temperatures.contiguous(), y, logits.shape[1],
+            LANES=_lanes(logits.shape[1]), num_warps=_WARPS,
+        )  # fmt: skip
+    return y

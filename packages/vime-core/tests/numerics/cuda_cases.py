@@ -1,0 +1,156 @@
+"""The kernels of the provider ``cuda`` against the reference: on a GPU as compiled, elsewhere in Triton's interpreter.
+
+Run as a program it prints a JSON object {case: largest relative error or number of unequal elements}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vime_core.numerics import AttentionSpec, KvCache, PagedBatch, load_provider, rope_table
+from vime_core.numerics.cuda.provider import kernels
+
+SPECS = {
+    "plain": AttentionSpec(0.125),
+    "window and cap": AttentionSpec(0.2, window=5, soft_cap=3.0),
+    "long window": AttentionSpec(0.2, window=70),
+}
+CU = [0, 2, 2, 100, 133]
+SCHEDULE = ([(0, 50), (1, 1)], [(0, 1), (1, 20)], [(0, 40)], [(1, 12), (0, 7)])
+PAGE = 8
+
+
+class Cases:
+    """Inputs by seed, ours and the reference's kernels, on one device in one dtype."""
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self.generator = torch.Generator().manual_seed(0)
+        self.ours, self.reference = kernels(), load_provider("reference").kernels
+        self.found: dict[str, float] = {}
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.device, dtype or self.dtype)
+
+    def near(self, name: str, a: Tensor | tuple[Tensor, ...], b: Tensor | tuple[Tensor, ...]) -> None:
+        pairs = [(a, b)] if isinstance(a, Tensor) else zip(a, b, strict=True)
+        for index, (left, right) in enumerate(pairs):
+            assert isinstance(left, Tensor)
+            assert isinstance(right, Tensor)
+            assert (left.shape, left.dtype) == (right.shape, right.dtype), name
+            error = (left.double() - right.double()).abs().max() / right.double().abs().max()
+            self.found[f"{name} {index}"] = float("inf") if error.isnan() else float(error)
+
+    def same(self, name: str, a: Tensor, b: Tensor) -> None:
+        assert a.numel() > 0
+        self.found[f"equal: {name}"] = float(((a != b) | a.isnan() | b.isnan()).sum())
+
+    def rows(self, name: str, operation: Callable[[Tensor], Tensor], rows: Tensor) -> None:
+        """A row alone, and all rows reversed."""
+        whole = operation(rows)
+        self.same(f"{name}, alone", torch.cat([operation(rows[i : i + 1]) for i in (0, len(rows) - 1)]), whole[[0, -1]])
+        self.same(f"{name}, reversed", operation(rows.flip(0)).flip(0), whole)
+
+
+def linear(c: Cases) -> None:
+    x, w, b = c.normal(70, 100), c.normal(33, 100), c.normal(33)
+    for wide in (False, True):
+        c.near(f"linear wide={wide}", c.ours.linear(x, w, b, 1, wide), c.reference.linear(x, w, b, 1, wide))
+    c.near("partials", c.ours.linear_partials(x, w, 1), c.reference.linear_partials(x, w, 1))
+    c.rows("linear", lambda rows: c.ours.linear(rows, w, b, 1, False), x)
+    tall = c.normal(600, 20, dtype=torch.float32)
+    c.near("column sum", c.ours.column_sum(tall), c.reference.column_sum(tall))
+    c.near("column sum of a row", c.ours.column_sum(x[:1]), c.reference.column_sum(x[:1]))
+
+
+def norm(c: Cases) -> None:
+    x, residual, w = c.normal(9, 70), c.normal(9, 70), c.normal(70)
+    for stream in (None, residual):
+        y, r = c.ours.add_rms_norm(x, stream, w, 1e-5)
+        c.near(f"norm residual={stream is not None}", (y, r), c.reference.add_rms_norm(x, stream, w, 1e-5))
+        dy = c.normal(9, 70)
+        back = c.ours.add_rms_norm_backward(dy, stream, r, w, 1e-5)
+        c.near(
+            f"norm backward stream={stream is not None}", back,
+            c.reference.add_rms_norm_backward(dy, stream, r, w, 1e-5),
+        )  # fmt: skip
+    c.rows("norm", lambda rows: c.ours.add_rms_norm(rows, None, w, 1e-5)[0], x)
+
+
+def pointwise(c: Cases) -> None:
+    table, positions, x = rope_table(64, 32, 1e4).to(c.device), torch.arange(9, device=c.device) * 7, c.normal(9, 3, 48)
+    for interleaved in (False, True):
+        for inverse in (False, True):
+            options = (positions, table, interleaved, inverse)
+            c.near(f"rope {interleaved} {inverse}", c.ours.rope(x, *options), c.reference.rope(x, *options))
+    gate_up, dh = c.normal(9, 70), c.normal(9, 35)
+    c.near("swiglu", c.ours.swiglu(gate_up), c.reference.swiglu(gate_up))
+    c.near("swiglu backward", c.ours.swiglu_backward(dh, gate_up), c.reference.swiglu_backward(dh, gate_up))
+
+
+def scoring(c: Cases) -> None:
+    logits, temperatures = c.normal(5, 5000) * 5, torch.tensor([1.0, 0.7, 1.3, 1.0, 0.5], device=c.device)
+    logits[1, :4000] = -torch.inf
+    ids, grad = torch.tensor([1, 4999, 7, 4096, 0], device=c.device), c.normal(5, dtype=torch.float32)
+    everything = c.ours.log_softmax(logits, temperatures)
+    expected = c.reference.log_softmax(logits, temperatures)
+    finite = expected.isfinite()
+    c.found["equal: tokens without probability"] = float((everything.isfinite() != finite).sum())
+    c.near("log-softmax", everything[finite], expected[finite])
+    chosen = c.ours.token_log_probs(logits, ids, temperatures)
+    c.same("token log-probs are the log-softmax's", chosen, everything.gather(1, ids[:, None])[:, 0])
+    inputs = (grad, logits, ids, temperatures)
+    c.near("scoring backward", c.ours.token_log_probs_backward(*inputs), c.reference.token_log_probs_backward(*inputs))
+
+
+def attention(c: Cases) -> None:
+    cu = torch.tensor(CU, device=c.device)
+    for name, spec in SPECS.items():
+        q, k, v, dy = (c.normal(CU[-1], heads, 24) for heads in (6, 2, 2, 6))
+        o, lse = c.ours.attention_packed(q, k, v, cu, spec)
+        c.near(f"attention {name}", (o, lse), c.reference.attention_packed(q, k, v, cu, spec))
+        gradient = c.reference.attention_backward(dy, q, k, v, o, lse, cu, spec)
+        c.near(f"attention backward {name}", c.ours.attention_backward(dy, q, k, v, o, lse, cu, spec), gradient)
+        c.same(f"paged in chunks, {name}", paged(c, q, k, v, spec), o[CU[1] :])
+        moved = paged(c, q, k, v, AttentionSpec(spec.scale * (1 + 2**-20), spec.window, spec.soft_cap))
+        c.found[f"control: another scale, {name}"] = float(torch.equal(moved, o[CU[1] :]))
+
+
+def paged(c: Cases, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """The last two sequences of CU in the chunks of SCHEDULE, through shuffled pages whose unused slots hold NaN."""
+    keys, values = (torch.full((40, 2, PAGE, 24), torch.nan, device=c.device, dtype=c.dtype) for _ in range(2))
+    pages = (torch.randperm(39, generator=c.generator) + 1).int()
+    table = torch.zeros(2, 16, dtype=torch.int32)
+    table[0, :13], table[1, :5] = pages[:13], pages[13:18]
+    cache, done, parts = KvCache(keys, values), [0, 0], ([], [])
+    for step in SCHEDULE:
+        positions = [torch.arange(done[s], done[s] + n) for s, n in step]
+        slots = [table[s][p // PAGE] * PAGE + p % PAGE for (s, _), p in zip(step, positions, strict=True)]
+        at = torch.cat([CU[2 + s] + p for (s, _), p in zip(step, positions, strict=True)])
+        padded, slot = torch.cat([at, at[:1]]), torch.cat([*slots, torch.tensor([-1])])
+        c.ours.write_kv(k[padded], v[padded], cache, slot.to(c.device))
+        for s, n in step:
+            done[s] += n
+        starts = torch.tensor([0, *(n for _, n in step)]).cumsum(0)
+        batch = PagedBatch(*(t.to(c.device) for t in (starts, torch.tensor([done[s] for s, _ in step]),
+                                                      table[[s for s, _ in step]])))  # fmt: skip
+        o = c.ours.attention_paged(q[at], cache, batch, spec)
+        for (s, n), part in zip(step, o.split([n for _, n in step]), strict=True):
+            parts[s].append((done[s], part[:n]))
+    return torch.cat([part for sequence in parts for _, part in sorted(sequence, key=lambda p: p[0])])
+
+
+def run(device: str, dtype: torch.dtype) -> dict[str, float]:
+    cases = Cases(device, dtype)
+    for case in (linear, norm, pointwise, scoring, attention):
+        case(cases)
+    return cases.found
+
+
+if __name__ == "__main__":
+    print(json.dumps(run("cpu", getattr(torch, sys.argv[1]))))
