@@ -194,8 +194,9 @@ class Live:
     def plant(self, target: str, *arguments: Any) -> None:
         self.rollout.call(target, *arguments)
 
-    def align(self, *, layers: bool = False) -> Verdict:
-        return verify_align(self.sides, AlignOptions(updates=1, layers=layers), self.rollout._version)
+    def align(self, *, layers: bool = False, longest: int = 1) -> Verdict:
+        """Of the run's own lengths, unless more is asked for."""
+        return verify_align(self.sides, AlignOptions(updates=1, layers=layers, longest=longest), self.rollout._version)
 
     def batch(self) -> Verdict:
         return verify_batch(self.sides, BatchOptions(4))
@@ -242,6 +243,22 @@ def test_the_contract_holds_before_and_after_an_update(live: Live) -> None:
     layers = verdict.details["layers"]
     assert {len(one["taps"]) for one in layers} == {45}  # embedding, 3 layers of 14, final norm, logits
     assert all(tap["compared"] and not tap["unequal"] for one in layers for tap in one["taps"])
+
+
+def test_the_contract_holds_up_to_the_end_of_the_context(live: Live) -> None:
+    verdict = live.align(layers=True, longest=0)
+    assert verdict.exit_code == 0, verdict.sentence
+    assert (verdict.coverage.longest, verdict.details["longest_position"]) == (256, 255)
+    assert "up to position 255 of 255" in verdict.sentence
+
+
+def test_late_positions(live: Live) -> None:
+    """Sequences of the run's own lengths, which end before, show nothing."""
+    live.plant("live_faults:nudge_late_positions", 230)
+    assert live.align().exit_code == 0
+    verdict = live.align(longest=0)
+    assert first(verdict).startswith("prompt ")
+    assert "layer 0, attention, position 230, element 0" in verdict.sentence
 
 
 def test_company_order_cache_and_chunks_change_nothing(live: Live) -> None:

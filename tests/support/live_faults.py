@@ -45,6 +45,24 @@ def read_the_last_request(worker: Any) -> None:
     replace_kernel(worker, "attention_paged", make)
 
 
+def nudge_late_positions(worker: Any, first: int) -> None:
+    """Attention is one ulp off in one element of every query at position ``first`` or later, and right before."""
+
+    def make(attend: Any) -> Any:
+        def wrong(q: Tensor, cache: Any, batch: Any, spec: Any) -> Tensor:
+            result = attend(q, cache, batch, spec)
+            for number, length in enumerate(batch.seq_lens.tolist()):
+                begin, end = batch.query_start[number : number + 2].tolist()
+                late = max(begin, end - max(0, length - first))
+                bits = torch.int16 if result.dtype == torch.bfloat16 else torch.int32
+                result[late:end].view(bits).flatten(1)[:, 0] += 1
+            return result
+
+        return wrong
+
+    replace_kernel(worker, "attention_paged", make)
+
+
 def score_nan(worker: Any) -> None:
     """Every log-prob that the engine reports is NaN."""
 

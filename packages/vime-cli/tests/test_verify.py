@@ -134,10 +134,10 @@ def test_all(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert code == 1
     lines = out.strip().splitlines()
     assert lines[0].split() == [
-        *("verdict", "outcome", "samples", "tokens", "tensors", "unequal"),
-        *("largest", "ulps", "entropy", "changed", "first"),
+        *("verdict", "outcome", "samples", "tokens", "tensors", "longest", "unequal"),
+        *("nats", "ulps", "entropy", "changed", "first"),
     ]
-    assert lines[1].split() == ["align", "holds", "4", "9", "0", "0", "0", "0", "2.500", "75.0%", "-"]
+    assert lines[1].split() == ["align", "holds", "4", "9", "0", "0", "0", "0", "0", "2.500", "75.0%", "-"]
     assert "does not hold" in lines[2]
     assert "in company, token 2" in lines[2]
     assert all(v.sentence in out for v in (HOLDS, BROKEN, OPEN))

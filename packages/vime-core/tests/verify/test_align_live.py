@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import VOCABULARY, PlainRollout, make_sides, without_insides
+from fakes import CONTEXT, VOCABULARY, PlainRollout, make_sides, without_insides
 from torch import Tensor
 
 from vime_core.errors import BackendError, ConfigError, ContractViolation, NotFinite, PluginError
@@ -20,7 +20,7 @@ from vime_core.verify.verdict import Verdict
 
 
 def run(sides: Any, **options: Any) -> Verdict:
-    return verify_align(sides, AlignOptions(**options))
+    return verify_align(sides, AlignOptions(**{"longest": 1, **options}))
 
 
 def ulp(row: Tensor, element: int = 0) -> Tensor:
@@ -41,6 +41,43 @@ def test_two_sides_of_one_definition_hold(temperature: float, layers: bool) -> N
     assert verdict.changed is not None
     assert verdict.changed >= 0.5
     assert sides.rollout.version == 2
+
+
+def test_sequences_reach_the_end_of_the_context() -> None:
+    sides = make_sides()
+    verdict = run(sides, longest=0)
+    assert verdict.exit_code == 0, verdict.sentence
+    assert verdict.coverage.longest == CONTEXT
+    assert verdict.details["longest_position"] == CONTEXT - 1
+    assert f"up to position {CONTEXT - 1} of {CONTEXT - 1}" in verdict.sentence
+    ends = {len(r.prompt_tokens) + r.max_tokens for r in sides.rollout.calls[0]}
+    assert {48, 64} <= ends  # a half is no longer than the run's own
+    decoded = sides.rollout.calls[0][-1]
+    assert decoded.max_tokens == CONTEXT - 3
+
+
+def test_an_engine_that_is_wrong_late() -> None:
+    sides = make_sides()
+    sides.rollout.change = lambda name, place, row: ulp(row) if name.endswith("attention") and place >= 40 else row
+    sides.rollout.change_row = lambda _all, one, row: row + bool(len(one.prompt_tokens) > 40) * torch.arange(VOCABULARY)
+    assert run(sides).exit_code == 0
+    verdict = run(make_sides_that_are_wrong(sides), longest=0)
+    assert verdict.exit_code == 1
+    assert "layer 0, attention, position 40, element 0" in verdict.sentence
+
+
+def make_sides_that_are_wrong(sides: Any) -> Any:
+    other = make_sides()
+    other.rollout.change, other.rollout.change_row = sides.rollout.change, sides.rollout.change_row
+    return other
+
+
+def test_any_number_of_samples_is_trained_on() -> None:
+    """Also one that is no whole number of groups."""
+    verdict = run(make_sides(), samples=3, updates=1)
+    assert verdict.exit_code == 0, verdict.sentence
+    forwards = [len(phase["forwards"]) for phase in verdict.details["phases"]]
+    assert forwards == [2, 1]
 
 
 def test_more_samples_come_from_later_steps() -> None:

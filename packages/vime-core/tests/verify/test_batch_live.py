@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vime_core.errors import ContractViolation
 from vime_core.types import Float32Array, SampleRequest
-from vime_core.verify.batch_live import BatchOptions, verify_batch
+from vime_core.verify.batch_live import BatchOptions, chunkings, verify_batch
 from vime_core.verify.verdict import Verdict
 
 
@@ -30,16 +30,35 @@ def test_an_engine_that_looks_at_nobody_else_holds() -> None:
     verdict = run(sides)
     assert verdict.exit_code == 0, verdict.sentence
     counts = {name: found["trials"] for name, found in circumstances(verdict).items()}
-    assert counts["alone again"] == counts["in company"] == counts["in another order"] == 9
-    assert counts["after a prefix-cache hit"] == 12  # three samplings of two prompts over a page, twice
-    assert counts["in chunks"] == 4
-    assert counts["re-scored as prefill"] == 6  # temperature 0.8 has no prefill
+    assert counts["alone again"] == counts["in company"] == counts["in another order"] == 12
+    assert counts["after a prefix-cache hit"] == 18  # three samplings of three prompts over a page, twice
+    assert counts["in chunks"] == 6
+    assert counts["re-scored as prefill"] == 8  # temperature 0.8 has no prefill
+    assert verdict.coverage.longest == CONTEXT - 1
     lengths = {len(r.prompt_tokens) for call in sides.rollout.calls for r in call}
     assert {1, 2, 3, 15, 16, 17, 25} <= lengths
-    assert max(lengths) < CONTEXT - 6
+    assert max(lengths) == CONTEXT - 7
     assert verdict.details["not_tried"] == {}
     assert not sides.rollout.keeps_cache
     assert sides.rollout.chunk == 0
+
+
+def test_an_engine_that_is_wrong_late_in_company() -> None:
+    sides = make_sides()
+
+    def late(requests: Sequence[SampleRequest], one: SampleRequest, row: Tensor) -> Tensor:
+        return nudge(row) if len(requests) > 1 and len(one.prompt_tokens) > 48 else row
+
+    sides.rollout.change_row = late
+    verdict = run(sides)
+    assert verdict.exit_code == 1
+    assert verdict.first.startswith("in company, prompt 3, sample 0")
+
+
+def test_a_long_prompt_is_not_cut_into_hundreds_of_chunks() -> None:
+    made = [SampleRequest(0, 0, (0,) * length, 0, 1) for length in (1, 17, 73, 5000)]
+    cut = {tokens: [len(r.prompt_tokens) for r in chosen] for tokens, chosen in chunkings(made)}
+    assert cut == {5: [17, 73], 16: [17, 73], 156: [5000]}
 
 
 def nudge(row: Tensor, size: float = 1e-2) -> Tensor:

@@ -77,6 +77,9 @@ def align(
     layers: Annotated[bool, typer.Option("--layers", help="Compare every tap of every layer too.")] = False,
     samples: Samples = 0,
     updates: Updates = 2,
+    longest: Annotated[
+        int, typer.Option("--longest", min=0, help="Tokens of the longest sequence; 0: rollout.context_length.")
+    ] = 0,
     lr: Annotated[float, typer.Option("--lr", min=0, help="Learning rate of those optimizer steps.")] = 1e-3,
     as_json: Json = False,
 ) -> int:
@@ -90,7 +93,7 @@ def align(
     from vime_core.verify.checks import run_align
 
     config, plugins = load_config(files, overrides or [])
-    return _print(run_align(config, plugins, AlignOptions(samples, updates, layers), lr), as_json=as_json)
+    return _print(run_align(config, plugins, AlignOptions(samples, updates, layers, longest), lr), as_json=as_json)
 
 
 @app.command("batch")
@@ -197,8 +200,9 @@ def table(verdicts: Sequence[Verdict]) -> str:
         "samples",
         "tokens",
         "tensors",
+        "longest",
         "unequal",
-        "largest",
+        "nats",
         "ulps",
         "entropy",
         "changed",
@@ -208,7 +212,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
         (
             verdict.name,
             words[verdict.holds],
-            *(str(getattr(verdict.coverage, name)) for name in ("samples", "tokens", "tensors")),
+            *(str(getattr(verdict.coverage, name)) for name in ("samples", "tokens", "tensors", "longest")),
             str(verdict.unequal),
             f"{verdict.largest_difference:.3g}",
             str(verdict.largest_ulps),

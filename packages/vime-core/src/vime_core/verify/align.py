@@ -126,9 +126,11 @@ class Findings:
         contract: id of the alignment contract; empty when none was promised.
         taps: taps of both sides for some samples (``--layers``).
         cause: what further experiments say about a difference; a clause.
+        context: tokens that a sequence may have.
     """
 
     contract: str = ""
+    context: int = 0
     taps: tuple[tuple[SampleKey, TapComparison], ...] = ()
     cause: str = ""
 
@@ -188,12 +190,15 @@ def _evidence(phases: Sequence[Phase], found: Findings, compared: Sequence[Token
         samples=len(log_probs),
         tokens=sum(comparison.compared.compared for comparison in scoring),
         tensors=sum(phase.weights for phase in phases) + sum(len(taps.taps) for _, taps in found.taps),
+        longest=max((_longest(phase) for phase in phases), default=0),
     )
     shares = [phase.changed for phase in phases if phase.changed is not None]
     nan = any(comparison.compared.nan for comparison in compared)
     largest = max((comparison.compared.largest_difference for comparison in compared), default=0.0)
     details = {
         "contract": found.contract,
+        "longest_position": coverage.longest - 1,
+        "context_length": found.context,
         "phases": [_phase_json(phase) for phase in phases],
         "layers": [{"sample": list(key), **asdict(taps)} for key, taps in found.taps],
         "cause": found.cause,
@@ -209,6 +214,12 @@ def _evidence(phases: Sequence[Phase], found: Findings, compared: Sequence[Token
         changed=min(shares, default=None),
         details=details,
     )
+
+
+def _longest(phase: Phase) -> int:
+    """Tokens of the longest sequence of which something was compared."""
+    prompts = {request.key: len(request.prompt_tokens) for request in phase.requests}
+    return max((prompts[one.key] + len(one.tokens) for one in phase.engine if one.tokens), default=0)
 
 
 def _phase_json(phase: Phase) -> dict[str, object]:
@@ -310,7 +321,8 @@ def _holds(evidence: Verdict, found: Findings) -> Verdict:
     layers = f", and so have all {taps} taps of {len(found.taps)} samples" if taps else ""
     sentence = (
         f"Align holds: the trainer's log-prob of every sampled token has the engine's bits ({covered.samples} samples"
-        f" and {covered.tokens} tokens over {covered.steps} weight versions, 0 unequal){layers}; every update changed"
+        f" and {covered.tokens} tokens over {covered.steps} weight versions, 0 unequal), up to position"
+        f" {covered.longest - 1} of {found.context - 1}{layers}; every update changed"
         f" at least {evidence.changed or 0:.1%} of the bf16 weight elements, and the sampled distributions had"
         f" {evidence.entropy:.3f} nats of entropy a token."
     )

@@ -29,6 +29,7 @@ from vime_core.verify.live import (
     sequences_of,
     take_step,
 )
+from vime_core.verify.reach import reaching_requests
 from vime_core.verify.suspects import find_cause, taps_of
 from vime_core.verify.verdict import Verdict
 
@@ -43,11 +44,13 @@ class AlignOptions:
         samples: requests of the run that are compared, from its first on; 0: those of its first step.
         updates: optimizer steps, each followed by an online weight update and another comparison.
         layers: compare taps too, of the shortest and the longest answer.
+        longest: tokens of the longest sequence that is asked for beside them; 0: rollout.context_length.
     """
 
     samples: int = 0
     updates: int = 2
     layers: bool = False
+    longest: int = 0
 
 
 def verify_align(sides: Sides, options: AlignOptions, first_version: int = 0) -> Verdict:
@@ -64,6 +67,7 @@ def verify_align(sides: Sides, options: AlignOptions, first_version: int = 0) ->
     """
     require_contract(sides.parts.config, options)
     requests = first_requests(sides.parts, options.samples)
+    requests += reaching_requests(sides.parts, requests, options.longest)
     comparison = _Comparison(sides, options, requests)
     try:
         comparison.run(first_version)
@@ -100,7 +104,8 @@ class _Comparison:
         self._requests = tuple(requests)
         self.phases: list[Phase] = []
         alignment = sides.parts.alignment
-        self.findings = Findings(contract="" if alignment is None else alignment.contract.id)
+        context = sides.parts.config.rollout.context_length
+        self.findings = Findings(contract="" if alignment is None else alignment.contract.id, context=context)
 
     def run(self, first_version: int) -> None:
         changed: float | None = None

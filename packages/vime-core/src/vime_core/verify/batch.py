@@ -169,7 +169,11 @@ def _evidence(collected: Collected, compared: Sequence[tuple[Trial, AnswerCompar
         NAME,
         None,
         "",
-        Coverage(samples=len(compared), tokens=sum(one.compared for _, one in compared)),
+        Coverage(
+            samples=len(compared),
+            tokens=sum(one.compared for _, one in compared),
+            longest=max((t.prompt_length + len(t.alone.tokens) for t in collected.trials if t.alone.tokens), default=0),
+        ),
         unequal=sum(one.unequal for _, one in compared),
         largest_difference=math.nan if nan else max((one.largest_difference for _, one in compared), default=0.0),
         largest_ulps=max((one.largest_ulps for _, one in compared), default=0),
@@ -243,7 +247,8 @@ def _holds(evidence: Verdict, collected: Collected) -> Verdict:
     never = "".join(f"; {name} never happens here: {why}" for name, why in collected.never_happens.items())
     sentence = (
         f"Batch holds: every request got the bits that it gets alone: {', '.join(tried)}"
-        f" ({evidence.coverage.samples} trials, {evidence.coverage.tokens} tokens, 0 unequal); what was sampled from"
+        f" ({evidence.coverage.samples} trials, {evidence.coverage.tokens} tokens, up to position"
+        f" {evidence.coverage.longest - 1}, 0 unequal); what was sampled from"
         f" had {evidence.entropy:.3f} nats of entropy a token{never}."
     )
     return replace(evidence, holds=True, sentence=sentence)

@@ -27,10 +27,12 @@ from vime_core.verify.verdict import Verdict
 LENGTHS: Final = (1, 2, 3, 15, 16, 17, 31, 33, 48, 63, 65, 100, 127, 129, 200, 255, 257, 511, 1023)
 """Prompt lengths around the sizes of pages and tiles."""
 SUBJECT_LENGTHS: Final = (1, 17)
-"""Prompt lengths of what is compared, besides one that is a little longer than a page of the cache."""
+"""Prompt lengths of what is compared, besides one that is a little longer than a page and the longest possible."""
 USUAL_PAGE: Final = 64
 CHUNKS: Final = (5, 16)
 """Prefill tokens in one engine step: within a page and a whole one."""
+MOST_CHUNKS: Final = 64
+"""A prompt of more chunks than this is not prefilled in them; it takes another number of larger ones."""
 NO_INSIDE: Final = "this engine offers no switch for it; one that keeps an alignment contract does"
 
 
@@ -149,9 +151,9 @@ class _Experiment:
             return
         greedy = [subject for subject in self._subjects if subject.temperature == 0]
         try:
-            for tokens in CHUNKS:
+            for tokens, chunked in chunkings(greedy):
                 self._rollout.prefill_in_chunks(tokens)
-                self._try(name, [subject for subject in greedy if len(subject.prompt_tokens) > tokens])
+                self._try(name, chunked)
         except PolicyError as error:
             self._never[name] = error.message
         finally:
@@ -184,9 +186,12 @@ def _setting(reports: Sequence[ProcessReport], name: str) -> Any:
 
 
 def subject_requests(parts: Parts, page: int) -> list[SampleRequest]:
-    """Short prompts and one longer than a page, each sampled at the run's temperature, at 1, and greedily."""
+    """Short prompts, one longer than a page and one that fills the context but for its response.
+
+    Each is sampled at the run's temperature, at 1, and greedily.
+    """
     temperatures = dict.fromkeys((parts.config.sampling.temperature, 1.0, 0.0))
-    lengths = dict.fromkeys(min(length, _longest(parts)) for length in (*SUBJECT_LENGTHS, page + 9))
+    lengths = dict.fromkeys(min(length, _longest(parts)) for length in (*SUBJECT_LENGTHS, page + 9, _longest(parts)))
     return [
         _request(parts, number, sample, prompt, temperature)
         for number, prompt in enumerate(_prompts(parts, [*lengths]))
@@ -204,7 +209,15 @@ def company_requests(parts: Parts, subjects: Sequence[SampleRequest], count: int
     return [_request(parts, 1000 + number, 0, prompt, temperature) for number, prompt in enumerate(prompts)]
 
 
+def chunkings(subjects: Sequence[SampleRequest]) -> Iterator[tuple[int, list[SampleRequest]]]:
+    """Tokens of a chunk, and which of the subjects are longer than that and have at most `MOST_CHUNKS` of them."""
+    longest = max((len(subject.prompt_tokens) for subject in subjects), default=0)
+    for tokens in dict.fromkeys((*CHUNKS, max(CHUNKS[-1], longest // (MOST_CHUNKS // 2)))):
+        yield tokens, [s for s in subjects if tokens < len(s.prompt_tokens) <= tokens * MOST_CHUNKS]
+
+
 def _longest(parts: Parts) -> int:
+    """The longest prompt that holds a response and can be scored as a prompt together with it."""
     return parts.config.rollout.context_length - parts.config.sampling.max_tokens - 1
 
 

@@ -102,6 +102,7 @@ class GradientEvidence:
         errors: against fp64, by tensor.
         norm: Euclidean norm of all gradients in fp64.
         not_tried: why gradients were not compared with fp64; empty when they were.
+        longest: tokens of the longest sequence.
     """
 
     dtype: str
@@ -110,6 +111,7 @@ class GradientEvidence:
     errors: tuple[TensorError, ...] = ()
     norm: float = 0.0
     not_tried: str = ""
+    longest: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ def _measured(evidence: GradientEvidence) -> Verdict:
             samples=len(evidence.scored),
             tokens=sum(map(len, evidence.scored)),
             tensors=sum(len(one.gradients) for one in evidence.passes),
+            longest=evidence.longest,
         ),
         largest_difference=math.nan if nan else max((one.largest_difference for one in bits), default=0.0),
         largest_ulps=max((one.largest_ulps for one in bits), default=0),
@@ -283,7 +286,8 @@ def _holds(verdict: Verdict, evidence: GradientEvidence) -> Verdict:
         f"Gradient holds: {len(evidence.passes)} backward passes, {len(steps)} of them train steps, gave the same bits"
         f" ({covered.tensors} gradients before clipping), the optimizer took them, clipped"
         f" ({sum(len(one.taken) for one in steps)} tensors within a relative error of {TOLERANCE:g}), the training"
-        f" forward has the scoring forward's bits ({covered.samples} sequences, {covered.tokens} tokens), and"
+        f" forward has the scoring forward's bits ({covered.samples} sequences of up to {covered.longest} tokens,"
+        f" {covered.tokens} of them scored), and"
         f" {len(checked)} gradients are within their bound of fp64 autograd of transformers{left}: worst"
         f" {worst.name!r}, {_size(worst)}, from the error of transformers in {evidence.dtype}; entropy"
         f" {verdict.entropy:.3f} nats a token."

@@ -17,6 +17,7 @@ from vime_core.record.digest import digest_tensors
 from vime_core.rl.packing import pack
 from vime_core.types import TrainSequence
 from vime_core.verify.gradient import NAME, Backward, GradientEvidence, gradient_verdict
+from vime_core.verify.reach import pooled_prompt
 from vime_core.verify.taken import clip_factor, first_moments, norm_of, same_norm, taken_gradients
 from vime_core.verify.verdict import Verdict
 
@@ -26,11 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GradientOptions:
-    """How much is computed: so many sequences of at most ``prompt`` + ``response`` tokens."""
+    """How much is computed: so many sequences of at most ``prompt`` + ``response`` tokens, the first of ``longest``.
+
+    Of what the context cannot hold, less.
+    """
 
     sequences: int = 6
     prompt: int = 48
     response: int = 16
+    longest: int = 1024
 
 
 @contextmanager
@@ -55,7 +60,8 @@ def verify_gradient(parts: Parts, trainer: Trainer, options: GradientOptions) ->
     microbatches = _microbatches(sequences, parts.config.trainer.token_budget)
     before = digest_tensors(trainer.weights())
     scored = in_order_of(sequences, microbatches, trainer.log_probs(microbatches))
-    evidence = GradientEvidence(parts.config.trainer.dtype, tuple(scored), ())
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    evidence = GradientEvidence(parts.config.trainer.dtype, tuple(scored), (), longest=longest)
     passes = [
         _train_step(parts, trainer, sequences, microbatches, name)
         for name in ("a train step", "the same train step again")
@@ -74,14 +80,13 @@ def verify_gradient(parts: Parts, trainer: Trainer, options: GradientOptions) ->
 
 def gradient_sequences(parts: Parts, options: GradientOptions) -> list[TrainSequence]:
     """Sequences cut from the run's prompts laid end to end, of mixed lengths, with advantages of both signs."""
-    pool = [token for prompt in parts.prompts.step(0) for token in prompt.tokens]
-    half = parts.config.rollout.context_length // 2
-    response = min(options.response, half)
+    context = parts.config.rollout.context_length
+    response = min(options.response, context // 2)
     result: list[TrainSequence] = []
     for number in range(options.sequences):
-        prompt = max(1, min(options.prompt >> (number % 3), half))
-        start = number * 37 % len(pool)
-        tokens = tuple(pool[(start + place) % len(pool)] for place in range(prompt + response))
+        usual = max(1, min(options.prompt >> (number % 3), context // 2))
+        prompt = usual if number else max(usual, min(options.longest, context) - response)
+        tokens = pooled_prompt(parts, prompt + response, number * 37)
         advantages = np.full(response, 1.0 if number % 2 else -1.0, dtype=np.float32)
         weights = np.full(response, 1.0 / (options.sequences * response), dtype=np.float32)
         result.append(TrainSequence((number, 0), tokens, prompt, advantages, weights))

@@ -13,7 +13,7 @@ from vime_core.config.schema import RunConfig
 from vime_core.loop.prompts import training_requests
 from vime_core.loop.sides import Parts, Sides
 from vime_core.record.digest import digest_tensors
-from vime_core.types import Completion, Float32Array, Sample, SampleKey, SampleRequest, TrainSequence, in_sample_order
+from vime_core.types import Completion, Float32Array, SampleKey, SampleRequest, TrainSequence, in_sample_order
 from vime_core.verify.matching import Scored
 
 if TYPE_CHECKING:
@@ -90,29 +90,27 @@ def take_step(
     Returns:
         The training forward's log-probs, of ``weight_version``.
     """
-    algorithm = sides.parts.algorithm
-    samples = [_sample(r, c) for r, c in zip(requests, completions, strict=True)]
-    signs = np.array([1.0 if number % 2 else -1.0 for number in range(len(samples))], dtype=np.float32)
-    sequences = [sequence for part in algorithm.minibatches(samples, signs) for sequence in part]
-    microbatches = algorithm.microbatches(sequences)
-    result = sides.trainer.train_step(microbatches, algorithm.loss, GradientDigests())
+    microbatches = sides.parts.algorithm.microbatches(_trained(sides.parts.config, requests, completions))
+    result = sides.trainer.train_step(microbatches, sides.parts.algorithm.loss, GradientDigests())
     return paired(microbatches, result.log_probs, weight_version)
 
 
-def _sample(request: SampleRequest, completion: Completion) -> Sample:
-    return Sample(
-        prompt_index=request.prompt_index,
-        sample_index=request.sample_index,
-        dataset_index=0,
-        prompt_tokens=request.prompt_tokens,
-        response_tokens=completion.tokens,
-        rollout_log_probs=completion.log_probs,
-        loss_mask=(True,) * len(completion.tokens),
-        reward=0.0,
-        weight_version=completion.weight_version,
-        finish_reason=completion.finish_reason,
-        seed=request.seed,
-    )
+def _trained(
+    config: RunConfig, requests: Sequence[SampleRequest], completions: Sequence[Completion]
+) -> list[TrainSequence]:
+    from vime_core.rl.reduction import token_weights
+
+    weights = token_weights(config.algorithm.reduction, [(True,) * len(c.tokens) for c in completions])
+    return [
+        TrainSequence(
+            key=request.key,
+            tokens=request.prompt_tokens + completion.tokens,
+            response_start=len(request.prompt_tokens),
+            advantages=np.full(len(completion.tokens), 1.0 if number % 2 else -1.0, dtype=np.float32),
+            weights=weights_R,
+        )
+        for number, (request, completion, weights_R) in enumerate(zip(requests, completions, weights, strict=True))
+    ]
 
 
 def bfloat16_weights(trainer: Trainer) -> dict[str, Tensor]:

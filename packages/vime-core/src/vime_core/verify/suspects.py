@@ -79,8 +79,9 @@ def _prompt_that_fits(sides: Sides, phase: Phase, engine: Scored) -> SampleKey |
     """Another sample whose prompt makes the trainer's log-probs of this response the engine's, bit for bit."""
     own = next(r for r in phase.requests if r.key == engine.key).prompt_tokens
     others: dict[tuple[int, ...], SampleKey] = {}
+    room = sides.parts.config.rollout.context_length - len(engine.tokens)
     for request in phase.requests:
-        if request.prompt_tokens != own:
+        if request.prompt_tokens != own and len(request.prompt_tokens) <= room:
             others.setdefault(request.prompt_tokens, request.key)
     sequences = [scoring_sequence(key, prompt, engine.tokens) for prompt, key in others.items()]
     scored = score(sides, sequences, phase.weight_version) if sequences else []

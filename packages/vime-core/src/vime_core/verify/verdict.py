@@ -12,12 +12,13 @@ NOT_CHECKED: Final = 3
 
 @dataclass(frozen=True)
 class Coverage:
-    """What was compared."""
+    """What was compared. ``longest`` is the number of tokens of the longest sequence, prompt and response."""
 
     steps: int = 0
     samples: int = 0
     tokens: int = 0
     tensors: int = 0
+    longest: int = 0
 
     @property
     def nothing(self) -> bool:
