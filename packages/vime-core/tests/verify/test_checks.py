@@ -11,7 +11,7 @@ import pytest
 from fakes import config, make_sides
 
 from vime_core.errors import BackendError, ConfigError, ContractViolation, PluginError
-from vime_core.plugins import AlignmentCheck
+from vime_core.plugins import AlignmentCheck, hookimpl
 from vime_core.plugins.manager import PluginInfo, PluginManager
 from vime_core.verify import checks
 from vime_core.verify.live import with_learning_rate
@@ -35,7 +35,7 @@ def fails(_config: Any, _plugins: Any) -> Verdict:
 def manager(**named: str) -> PluginManager:
     made = PluginManager()
     entries = [AlignmentCheck(name, "A check.", f"{__name__}:{target}") for name, target in named.items()]
-    plugin = SimpleNamespace(vime_alignment_checks=lambda: entries)
+    plugin = SimpleNamespace(vime_alignment_checks=hookimpl(lambda: entries))
     made.register(plugin, PluginInfo("fixture", "fixture", "1"))
     return made
 
