@@ -14,6 +14,7 @@ import pluggy
 import pytest
 
 from vime_core import __version__
+from vime_core.findings import Finding
 from vime_core.plugins import types
 from vime_core.plugins.markers import PROJECT, hookimpl
 from vime_core.plugins.specs import LifecycleSpecs, RegistrationSpecs
@@ -25,7 +26,10 @@ def _hooks(holder: type) -> dict[str, Callable[..., Any]]:
 
 HOOKS = {**_hooks(RegistrationSpecs), **_hooks(LifecycleSpecs)}
 ARGUMENTS = {
-    "config": SimpleNamespace(run=SimpleNamespace(name="r")),
+    "config": SimpleNamespace(run=SimpleNamespace(name="r"), sampling=SimpleNamespace(max_tokens=10_000)),
+    "policy": None,
+    "model_directory": None,
+    "alignment": None,
     "step": 0,
     "trainer": SimpleNamespace(weights=lambda: iter(())),
     "rollout": SimpleNamespace(weight_digests=dict),
@@ -37,7 +41,7 @@ ARGUMENTS = {
 def _example_implementation(name: str, spec: Callable[..., Any]) -> Callable[..., Any]:
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(spec) or "")
     assert len(examples) == 1, f"{name} needs exactly one example"
-    namespace: dict[str, Any] = {"hookimpl": hookimpl, **vars(types)}
+    namespace: dict[str, Any] = {"hookimpl": hookimpl, "Finding": Finding, **vars(types)}
     exec(examples[0].source, namespace)
     return namespace[name]
 
@@ -75,6 +79,8 @@ def test_the_example_of_a_hook_runs(name: str, capsys: pytest.CaptureFixture[str
     if name in _hooks(RegistrationSpecs):
         (registrations,) = results
         assert all(isinstance(r, types.Registration) and r.name and r.summary for r in registrations)
+    elif name == "vime_check_run":
+        assert [finding.code for found in results for finding in found] == ["SITE-001"]
     else:
         assert capsys.readouterr().out.strip()
 

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from vime_core.plugins import AlignedSide, ModelSource, ModelStructure, TrainerBackend, hookimpl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vime_core.alignment import Alignment
+    from vime_core.config.schema import RunConfig
+    from vime_core.determinism.policy import DeterminismPolicy
+    from vime_core.findings import Finding
 
 
 @hookimpl
@@ -16,6 +25,18 @@ def vime_trainers() -> Iterable[TrainerBackend]:
         "vime_megatron.trainer:open_trainer",
         "vime_megatron.options:MegatronOptions",
     )
+
+
+@hookimpl
+def vime_check_run(
+    config: RunConfig, policy: DeterminismPolicy, model_directory: Path, alignment: Alignment | None
+) -> Iterable[Finding]:
+    """A run with this trainer: its options, the policy's flags and the model's configuration."""
+    if config.trainer.backend == "megatron":
+        from vime_megatron.readiness import check_run
+
+        check_run(config, policy, model_directory, alignment)
+    return ()
 
 
 @hookimpl

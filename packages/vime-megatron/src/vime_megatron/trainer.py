@@ -27,7 +27,7 @@ def open_trainer(context: TrainerContext) -> TrainerRank:
     require_megatron()
     options = context.options
     assert isinstance(options, MegatronOptions)
-    _refuse_ranks(options, context.config.run.launcher)
+    refuse_ranks(options, context.config.run.launcher)
     _silence_megatron()
     from vime_megatron.parallel import Ranks
     from vime_megatron.rank import TrainerRank
@@ -35,7 +35,8 @@ def open_trainer(context: TrainerContext) -> TrainerRank:
     return TrainerRank(context, options, Ranks())
 
 
-def _refuse_ranks(options: MegatronOptions, launcher: str) -> None:
+def refuse_ranks(options: MegatronOptions, launcher: str) -> None:
+    """Raise ConfigError for more ranks than the launcher holds."""
     for key in ("tensor_parallel", "data_parallel"):
         size = getattr(options, key)
         if size > 1:

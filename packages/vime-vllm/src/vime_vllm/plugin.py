@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from vime_core.plugins import hookimpl
 from vime_core.plugins.types import AlignedSide, RolloutEngine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vime_core.alignment import Alignment
+    from vime_core.config.schema import RunConfig
+    from vime_core.determinism.policy import DeterminismPolicy
+    from vime_core.findings import Finding
 
 
 @hookimpl
@@ -17,6 +26,18 @@ def vime_rollouts() -> Iterable[RolloutEngine]:
         "vime_vllm.rollout:open_rollout",
         "vime_vllm.options:VllmOptions",
     )
+
+
+@hookimpl
+def vime_check_run(
+    config: RunConfig, policy: DeterminismPolicy, model_directory: Path, alignment: Alignment | None
+) -> Iterable[Finding]:
+    """A run with this engine: its options, environment and temperatures."""
+    if config.rollout.backend == "vllm":
+        from vime_vllm.readiness import check_run
+
+        check_run(config, policy, model_directory, alignment)
+    return ()
 
 
 @hookimpl

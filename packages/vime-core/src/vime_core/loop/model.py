@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +38,36 @@ def require_structure(directory: Path, backend: str, plugins: PluginManager) -> 
 def model_type(directory: Path) -> str:
     """The HF ``model_type`` of a model directory; empty when its configuration names none."""
     return str(read_model_config(directory).get("model_type", ""))
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes of a model that a run must fit; None where its configuration does not say."""
+
+    context: int | None
+    vocabulary: int | None
+
+
+_SIZES = (
+    *("vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+)
+
+
+def model_facts(directory: Path) -> ModelFacts:
+    """The sizes in ``config.json``. Raises ConfigError when one of them is no positive integer."""
+    config = read_model_config(directory)
+    for key in _SIZES:
+        value = config.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+            raise ConfigError(
+                f"the model's {str(directory / 'config.json')!r} has {key} = {value!r}; a positive integer is needed",
+                remedy="Correct the file, or give another model directory.",
+                code="VIME-CONFIG-012",
+            )
+    # With scaled positions only the structure knows how far they reach.
+    context = None if config.get("rope_scaling") else config.get("max_position_embeddings")
+    return ModelFacts(context, config.get("vocab_size"))
 
 
 def read_model_config(directory: Path) -> dict[str, Any]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 
 from vime_core.config.schema import RunConfig
 from vime_core.loop.checkpoint import LoopState, write_checkpoint
+from vime_core.loop.preparation import Preparation
+from vime_core.loop.readiness import require_ready
 from vime_core.loop.session import Session, open_session
-from vime_core.loop.sides import checked_policy
+from vime_core.loop.sides import load_policy
 from vime_core.loop.step import run_step
 from vime_core.loop.summary import RunSummary
 from vime_core.plugins.manager import PluginManager
 from vime_core.record.digest import digest_tensors, merkle_root
-from vime_core.record.writer import refuse_existing
+
+log = logging.getLogger("vime")
 
 
 def execute(config: RunConfig, plugins: PluginManager) -> RunSummary:
@@ -22,10 +26,12 @@ def execute(config: RunConfig, plugins: PluginManager) -> RunSummary:
     Raises:
         VimeError: of the kind that fits; the record then says ``failed`` and why, and keeps what finished.
     """
-    refuse_existing(config.run.output)
-    policy = checked_policy(config, plugins)
+    preparation = Preparation(config, load_policy(config, plugins), plugins)
+    for finding in require_ready(preparation):
+        if finding.severity == "warning":
+            log.warning("%s", finding)
     start = time.monotonic()
-    with open_session(config, policy, plugins) as session:
+    with open_session(preparation) as session:
         history = [_step(session, step, start) for step in range(config.run.steps)]
     return _summary(session, history, time.monotonic() - start)
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vime_core.config.schema import RunConfig
+from vime_core.errors import DataError
 from vime_core.loop.prompts import Prompt
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import Reward
@@ -30,8 +31,27 @@ class Scorer:
         return self.pool.score(inputs)
 
 
+def try_reward(config: RunConfig, plugins: PluginManager, prompt: Prompt) -> None:
+    """Score the label of a prompt as if it were a response, so that a reward that cannot work fails before a run.
+
+    Raises:
+        DataError: it cannot be built, raises, takes too long or gives no number.
+    """
+    item = RewardInput(prompt.text, prompt.example.label, prompt.example, key=(0, 0))
+    with open_scorer(config, plugins, workers=1) as scorer:
+        try:
+            scorer.pool.score([item])
+        except DataError as error:
+            raise DataError(
+                f"reward.name = {config.reward.name!r} was tried on the first prompt, with its label as the response:"
+                f" {error.message}",
+                remedy=f"{error.remedy} A reward takes one RewardInput and returns a number (docs/plugins.md).",
+                code=error.code,
+            ) from error
+
+
 @contextmanager
-def open_scorer(config: RunConfig, plugins: PluginManager) -> Generator[Scorer]:
+def open_scorer(config: RunConfig, plugins: PluginManager, workers: int | None = None) -> Generator[Scorer]:
     """Load the reward and keep its workers until the end of the run."""
     section = config.reward
     entry = plugins.find(Reward, section.name, field_name="reward.name")
@@ -39,7 +59,7 @@ def open_scorer(config: RunConfig, plugins: PluginManager) -> Generator[Scorer]:
     pool = RewardPool(
         RewardSpec(entry.target, options),
         timeout_s=section.timeout_s,
-        workers=section.workers,
+        workers=workers or section.workers,
         timeout_reward=section.timeout_reward,
     )
     with pool:

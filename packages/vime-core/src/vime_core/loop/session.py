@@ -14,12 +14,12 @@ from vime_core.config.schema import RunConfig
 from vime_core.data.template import Tokenizer
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.loop.algorithm import Algorithm
+from vime_core.loop.preparation import Preparation
 from vime_core.loop.prompts import PromptStream
 from vime_core.loop.scoring import Scorer, open_scorer
-from vime_core.loop.sides import Sides, open_sides, ready_parts
-from vime_core.loop.streams import evaluation_stream
+from vime_core.loop.sides import Sides, open_sides, parts_of
+from vime_core.loop.sinks import GuardedSink
 from vime_core.plugins.manager import PluginManager
-from vime_core.plugins.types import MetricSink, Options
 from vime_core.record.digest import merkle_root
 from vime_core.record.schema import Manifest, PluginEntry, ProcessEntry
 from vime_core.record.writer import RecordWriter
@@ -50,11 +50,11 @@ class Session:
 
 
 @contextmanager
-def open_session(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager) -> Generator[Session]:
+def open_session(preparation: Preparation) -> Generator[Session]:
     """Start both sides and check that they hold the same weights; close everything in reverse order."""
-    parts = ready_parts(config, policy, plugins)
+    config, policy, plugins = preparation.config, preparation.policy, preparation.plugins
+    parts = parts_of(preparation)
     with ExitStack() as stack:
-        evaluation = evaluation_stream(config, plugins, parts.tokenizer)
         scorer = stack.enter_context(open_scorer(config, plugins))
         writer = stack.enter_context(RecordWriter.create(config.run.output, _manifest(config, policy, plugins)))
         sides = stack.enter_context(open_sides(parts))
@@ -64,13 +64,13 @@ def open_session(config: RunConfig, policy: DeterminismPolicy, plugins: PluginMa
             plugins=plugins,
             tokenizer=parts.tokenizer,
             prompts=parts.prompts,
-            evaluation=evaluation,
+            evaluation=preparation.evaluation,
             scorer=scorer,
             algorithm=parts.algorithm,
             rollout=sides.rollout,
             trainer=sides.trainer,
             writer=writer,
-            sinks=_sinks(config, plugins, stack),
+            sinks=_sinks(preparation, stack),
         )
         writer.finish("complete")
 
@@ -106,10 +106,10 @@ def _record_start(writer: RecordWriter, sides: Sides) -> None:
     )
 
 
-def _sinks(config: RunConfig, plugins: PluginManager, stack: ExitStack) -> tuple[Sink, ...]:
+def _sinks(preparation: Preparation, stack: ExitStack) -> tuple[Sink, ...]:
     opened: list[Sink] = []
-    for name in config.run.sinks:
-        sink = plugins.find(MetricSink, name, field_name="run.sinks").load()(Options(), config.run.output)
+    for entry in preparation.sinks:
+        sink = GuardedSink(preparation.plugins, entry, preparation.config.run.output)
         stack.callback(sink.close)
         opened.append(sink)
     return tuple(opened)

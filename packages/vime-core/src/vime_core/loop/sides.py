@@ -7,20 +7,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vime_core.alignment import Alignment, choose_alignment, require_same_contract
+from vime_core.alignment import Alignment, require_same_contract
 from vime_core.backends import Rollout, Trainer
 from vime_core.config.schema import RunConfig
-from vime_core.data.template import Tokenizer, load_tokenizer
+from vime_core.data.template import Tokenizer
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.determinism.preflight import preflight, require
 from vime_core.launch import Launcher
-from vime_core.loop.algorithm import Algorithm, load_algorithm
-from vime_core.loop.model import model_directory, model_type
+from vime_core.loop.algorithm import Algorithm
+from vime_core.loop.preparation import Preparation
 from vime_core.loop.prompts import PromptStream
-from vime_core.loop.streams import training_stream
+from vime_core.loop.readiness import SIDES, require_ready
 from vime_core.loop.weights import require_equal_weights
 from vime_core.plugins.manager import PluginManager
-from vime_core.plugins.types import DeterminismPolicyEntry, LauncherEntry
+from vime_core.plugins.types import DeterminismPolicyEntry
 from vime_core.record.digest import digest_tensors
 from vime_core.types import ProcessReport
 
@@ -59,28 +59,40 @@ def checked_policy(config: RunConfig, plugins: PluginManager) -> DeterminismPoli
     Raises:
         PolicyError: something on this machine or in the configuration breaks the policy.
     """
-    policy: DeterminismPolicy = plugins.find(DeterminismPolicyEntry, config.run.policy, field_name="run.policy").load()
+    policy = load_policy(config, plugins)
     require(preflight(config, policy))
     return policy
 
 
+def load_policy(config: RunConfig, plugins: PluginManager) -> DeterminismPolicy:
+    """The configured policy, unchecked."""
+    return plugins.find(DeterminismPolicyEntry, config.run.policy, field_name="run.policy").load()
+
+
 def ready_parts(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager) -> Parts:
-    """Set this process's environment, then find or load everything that needs no backend."""
-    entry = plugins.find(LauncherEntry, config.run.launcher, field_name="run.launcher")
-    launcher: Launcher = entry.load()(config, policy, plugins)
-    launcher.prepare()
-    plugins.hook.vime_before_run(config=config)
-    model = model_directory(config, plugins)
-    tokenizer = load_tokenizer(model)
+    """Set this process's environment, then find, load and check everything that needs no backend.
+
+    Raises:
+        VimeError: the first thing that stands in the way, before any process starts.
+    """
+    preparation = Preparation(config, policy, plugins)
+    preparation.launcher.prepare()
+    require_ready(preparation, SIDES)
+    return parts_of(preparation)
+
+
+def parts_of(preparation: Preparation) -> Parts:
+    """The parts of a checked preparation; plugins are told that the run begins."""
+    preparation.plugins.hook.vime_before_run(config=preparation.config)
     return Parts(
-        config=config,
-        plugins=plugins,
-        launcher=launcher,
-        model=model,
-        alignment=choose_alignment(config, plugins, model_type(model)),
-        tokenizer=tokenizer,
-        prompts=training_stream(config, plugins, tokenizer),
-        algorithm=load_algorithm(config, plugins),
+        config=preparation.config,
+        plugins=preparation.plugins,
+        launcher=preparation.launcher,
+        model=preparation.model,
+        alignment=preparation.alignment,
+        tokenizer=preparation.tokenizer,
+        prompts=preparation.prompts,
+        algorithm=preparation.algorithm,
     )
 
 

@@ -13,8 +13,8 @@ from vime_core.plugins.types import DatasetSource
 def training_stream(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer) -> PromptStream:
     """The training prompts."""
     name = config.data.source
-    dataset = _dataset(plugins, name, config.options("data", name))
-    stream = _stream(config, dataset, tokenizer, config.sampling.max_tokens)
+    dataset = _dataset(plugins, "data", name, config.options("data", name))
+    stream = _stream(config, dataset, tokenizer, "sampling", config.sampling.max_tokens)
     stream.check(config.run.steps)
     return stream
 
@@ -25,21 +25,22 @@ def evaluation_stream(config: RunConfig, plugins: PluginManager, tokenizer: Toke
     if section.every == 0:
         return None
     holder, name = ("evaluation", section.source) if section.source else ("data", config.data.source)
-    dataset = _dataset(plugins, name, config.options(holder, name))
-    stream = _stream(config, dataset, tokenizer, section.max_tokens)
+    dataset = _dataset(plugins, holder, name, config.options(holder, name))
+    stream = _stream(config, dataset, tokenizer, "evaluation", section.max_tokens)
     stream.first(section.prompts)
     return stream
 
 
-def _dataset(plugins: PluginManager, name: str, options: object) -> Dataset:
-    return plugins.find(DatasetSource, name, field_name="data.source").load()(options)
+def _dataset(plugins: PluginManager, section: str, name: str, options: object) -> Dataset:
+    return plugins.find(DatasetSource, name, field_name=f"{section}.source").load()(options)
 
 
-def _stream(config: RunConfig, dataset: Dataset, tokenizer: Tokenizer, max_tokens: int) -> PromptStream:
+def _stream(config: RunConfig, dataset: Dataset, tokenizer: Tokenizer, section: str, max_tokens: int) -> PromptStream:
     renderer = PromptRenderer(
         tokenizer,
         max_tokens=config.rollout.context_length - max_tokens,
         system_prompt=config.data.system_prompt,
+        reserved_by=f"{section}.max_tokens",
     )
     if config.data.overlong == "error":
         return PromptStream(dataset, renderer, range(len(dataset)), config.run.seed, config.sampling.prompts_per_step)

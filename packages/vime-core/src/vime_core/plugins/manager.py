@@ -115,7 +115,7 @@ class PluginManager:
         """Call a lifecycle hook of every plugin; the results that are not None. Raises PluginFailed."""
         caller = getattr(self._pluggy.hook, name)
         try:
-            return cast("list[Any]", caller(**arguments))
+            return [list(r) if inspect.isgenerator(r) else r for r in cast("list[Any]", caller(**arguments))]
         except VimeError:
             raise
         except (Exception, SystemExit) as error:

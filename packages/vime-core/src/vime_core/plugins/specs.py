@@ -29,8 +29,13 @@ from vime_core.plugins.types import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vime_core.alignment import Alignment
     from vime_core.backends import Rollout, Trainer
     from vime_core.config.schema import RunConfig
+    from vime_core.determinism.policy import DeterminismPolicy
+    from vime_core.findings import Finding
     from vime_core.types import Sample
 
 
@@ -238,6 +243,27 @@ class RegistrationSpecs:
 
 class LifecycleSpecs:
     """What happens: hooks that a run calls with its live objects, in the order below."""
+
+    @hookspec
+    def vime_check_run(
+        self, config: RunConfig, policy: DeterminismPolicy, model_directory: Path, alignment: Alignment | None
+    ) -> Iterable[Finding]:
+        """Whether a run can start, as far as the plugin knows: yield findings, of which errors forbid it.
+
+        Called by ``vime run``, ``--dry-run``, ``vime verify`` and ``vime doctor``, after the model, the contract and
+        the algorithm were found good; start no process and import nothing that takes seconds. A VimeError may be
+        raised instead of a finding.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_check_run(config):
+            ...     if config.sampling.max_tokens > 9000:
+            ...         cause, remedy = "the grader takes 9000 tokens", "Lower sampling.max_tokens."
+            ...         yield Finding("SITE-001", "error", "responses are too long", cause, remedy)
+        """
+        raise NotImplementedError
 
     @hookspec
     def vime_before_run(self, config: RunConfig) -> None:

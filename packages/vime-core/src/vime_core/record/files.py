@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -25,6 +26,18 @@ def refuse_existing(directory: Path) -> None:
             remedy="Choose another run.output, or move the old record away.",
             code="VIME-RECORD-001",
         )
+
+
+def refuse_unwritable(directory: Path) -> None:
+    """Raise RecordError when a record cannot be made there, which is tried beside it; nothing stays."""
+    with _explained(directory):
+        refuse_existing(directory)
+        parent = next(path for path in directory.absolute().parents if path.exists())
+        if not parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{str(parent)!r} is no directory")
+        probe = parent / f".vime-{secrets.token_hex(8)}"
+        probe.mkdir()
+        probe.rmdir()
 
 
 def create_directory(directory: Path) -> None:

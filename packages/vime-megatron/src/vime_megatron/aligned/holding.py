@@ -78,15 +78,21 @@ def hold_contract(alignment: Alignment | None, spec: str, tensor_parallel: int) 
             contract, or the provider cannot run here.
         PluginError: the side's target is absent or no `MegatronSide`.
     """
-    _refuse_contradiction(alignment, spec)
+    require_layout(alignment, spec, tensor_parallel)
     if alignment is None:
         return None
-    from vime_megatron.aligned.refuse import refuse_tensor_parallel
-
-    refuse_tensor_parallel(tensor_parallel, alignment.contract.id)
     side = _load_side(alignment.trainer_side)
     _require_same(side, alignment)
     return HeldContract(alignment, side, load_provider(alignment.provider))
+
+
+def require_layout(alignment: Alignment | None, spec: str, tensor_parallel: int) -> None:
+    """Raise PolicyError when ``spec`` contradicts the alignment or its contract refuses the layout."""
+    _refuse_contradiction(alignment, spec)
+    if alignment is not None:
+        from vime_megatron.aligned.refuse import refuse_tensor_parallel
+
+        refuse_tensor_parallel(tensor_parallel, alignment.contract.id)
 
 
 def _refuse_contradiction(alignment: Alignment | None, spec: str) -> None:
