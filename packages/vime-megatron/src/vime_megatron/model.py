@@ -26,6 +26,8 @@ from vime_megatron.specs import PackedSequences
 from vime_megatron.structures.types import Blueprint
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+KEEPS_DTYPE = "vime_keeps_dtype"
+"""Attribute of a parameter that a structure sets to true where it has its own dtype, whatever the training dtype."""
 
 
 class PolicyModel(GPTModel):
@@ -110,7 +112,8 @@ def build_model(
         model = make(config, blueprint, context)
     _load(model, directory, blueprint)
     for parameter in model.parameters():  # the rotary table, a buffer, stays fp32
-        parameter.data = parameter.data.to(DTYPES[dtype])
+        if not getattr(parameter, KEEPS_DTYPE, False):
+            parameter.data = parameter.data.to(DTYPES[dtype])
     return model.to(device=device())
 
 

@@ -50,8 +50,8 @@ class Optimization:
             self.model.finish_grad_sync()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """fp32 gradient of each parameter, by its Megatron name, in the model's order."""
-        for name, parameter in self.model.module.named_parameters():
+        """fp32 gradient of each trained parameter, by its Megatron name, in the model's order."""
+        for name, parameter in self._trained():
             yield name, cast("Any", parameter).main_grad
 
     def step(self) -> tuple[float, float]:
@@ -66,8 +66,8 @@ class Optimization:
         return float(norm), float(self.optimizer.param_groups[0]["lr"])
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """fp32 master and moments of each parameter, in its shape, as ``NAME.master``, ``NAME.exp_avg``, ..."""
-        for name, parameter in self.model.module.named_parameters():
+        """fp32 master and moments of each trained parameter, in its shape: ``NAME.master``, ``NAME.exp_avg``, ..."""
+        for name, parameter in self._trained():
             held: Mapping[str, Tensor] = self._inner._get_main_param_and_optimizer_states(parameter)
             for key, label in (("param", "master"), *((moment, moment) for moment in MOMENTS)):
                 yield f"{name}.{label}", held[key].detach().view(parameter.shape)
@@ -87,6 +87,10 @@ class Optimization:
                 adam.state[master]["step"] = torch.tensor(updates, device=master.device)
         self.scheduler.num_steps = 0  # Megatron adds the loaded count to its own
         self.scheduler.load_state_dict(dict(scheduler))
+
+    def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """All parameters but those that the structure froze."""
+        return ((n, p) for n, p in self.model.module.named_parameters() if p.requires_grad)
 
     @property
     def _inner(self) -> Any:

@@ -11,7 +11,7 @@ from vime_core.backends import NamedTensors, RolloutContext
 from vime_core.errors import BackendError, ConfigError, ContractViolation, PolicyError
 from vime_core.types import Completion, ProcessReport, SampleRequest
 from vime_vllm import compat
-from vime_vllm.aligned.arguments import aligned_environment, prepare
+from vime_vllm.aligned.arguments import aligned_environment, prepare, side_environment
 from vime_vllm.arguments import engine_arguments, policy_flags, uses_compiler
 from vime_vllm.client import EngineClient
 from vime_vllm.engine_log import EngineLog
@@ -54,6 +54,7 @@ def _start(context: RolloutContext, options: VllmOptions, flags: dict[str, bool]
     if context.alignment is not None:
         environment |= aligned_environment(context.alignment, cpu=cpu)
         prepare(context.alignment, context.model_directory)
+        environment |= side_environment(context.alignment)
     removed = removed_variables(config, policy, environment)
     engine = EngineClient(arguments, environment, removed, config.rollout.timeout_s, log)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vime_core.alignment.choice import Alignment, choose_alignment
+from vime_core.alignment.choice import Alignment, choose_alignment, load_operations
 from vime_core.alignment.readback import CONTRACT_SETTINGS, require_same_contract
 
-__all__ = ["CONTRACT_SETTINGS", "Alignment", "choose_alignment", "require_same_contract"]
+__all__ = ["CONTRACT_SETTINGS", "Alignment", "choose_alignment", "load_operations", "require_same_contract"]

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING
 from vime_core.config.schema import RunConfig
 from vime_core.errors import PolicyError
 from vime_core.plugins.manager import PluginManager
-from vime_core.plugins.types import AlignedSide, ContractEntry
+from vime_core.plugins.types import AlignedSide, ContractEntry, load_attribute
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vime_core.numerics.contract import Contract
+    from vime_core.numerics.operations import Operations
 
 
 @dataclass(frozen=True)
 class Alignment:
     """A contract with the provider of its operations and the two sides, as import targets (``"module:attribute"``).
+
+    ``operations`` is the target that makes the operations, empty for those of ``dense/v1``.
 
     Plain data but for the contract itself, which has a canonical JSON form: it travels to the engine's processes.
     """
@@ -25,6 +30,31 @@ class Alignment:
     provider: str
     trainer_side: str
     rollout_side: str
+    operations: str = ""
+
+    def load_operations(self) -> Operations:
+        """The operations that this process computes with. Raises PolicyError: the provider cannot run here."""
+        return load_operations(self.contract, self.provider, self.operations)
+
+
+def load_operations(contract: Contract, provider: str, target: str) -> Operations:
+    """The operations of a contract by the name of their provider.
+
+    Args:
+        contract: whose operations.
+        provider: ``alignment.provider``.
+        target: ``ContractEntry.operations``; empty: the contract has the operations of ``dense/v1``.
+
+    Raises:
+        PolicyError: no provider of that name, or it cannot run on this machine.
+        PluginError: the target cannot be imported.
+    """
+    from vime_core.numerics.provider import load_provider
+
+    if not target:
+        return load_provider(provider)
+    make: Callable[[Contract, str], Operations] = load_attribute(target, contract.id)
+    return make(contract, provider)
 
 
 def choose_alignment(config: RunConfig, plugins: PluginManager, model_type: str) -> Alignment | None:
@@ -43,6 +73,7 @@ def choose_alignment(config: RunConfig, plugins: PluginManager, model_type: str)
         provider=config.alignment.provider,
         trainer_side=_side(plugins, name, config.trainer.backend, model_type),
         rollout_side=_side(plugins, name, config.rollout.backend, model_type),
+        operations=entry.operations,
     )
 
 

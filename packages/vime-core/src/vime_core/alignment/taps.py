@@ -54,13 +54,14 @@ class TapRecording:
         self._rows: dict[str, dict[int, Tensor]] = {}
 
     def add(self, name: str, positions: Tensor, rows: Tensor) -> None:
-        """Record ``rows`` [T, ...] of the tokens at ``positions`` int [T].
+        """Record ``rows`` [T, ...] of the tokens at ``positions`` int [T]; whole numbers (below 2^24) as fp32.
 
         Raises:
             RecordError: a position comes twice under one name, so the recording holds more than one sequence.
         """
         found = self._rows.setdefault(name, {})
         copied = rows.detach().reshape(len(positions), -1).cpu().clone()
+        copied = copied if copied.is_floating_point() else copied.float()
         places = cast("list[int]", positions.tolist())  # pyright: ignore[reportUnknownMemberType]
         for position, row in zip(places, copied, strict=True):
             if position in found:

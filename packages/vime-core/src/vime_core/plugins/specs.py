@@ -117,6 +117,8 @@ class RegistrationSpecs:
             >>> @hookimpl
             ... def vime_contracts():
             ...     yield ContractEntry("gemma9/v1", "Gemma 9.", "gemma9.contract:GEMMA9_V1")
+
+        A contract with operations beyond those of ``dense/v1`` names what makes them: ``operations="gemma9.ops:load"``.
         """
         raise NotImplementedError
 

@@ -124,7 +124,14 @@ class DeterminismPolicyEntry(Registration):
 
 @dataclass(frozen=True)
 class ContractEntry(Registration):
-    """``target`` is a `vime_core.numerics.contract.Contract`; ``name`` is its id, such as ``dense/v1``."""
+    """``target`` is a `vime_core.numerics.contract.Contract`; ``name`` is its id, such as ``dense/v1``.
+
+    Args:
+        operations: ``"module:function"`` of ``(contract, provider name) -> vime_core.numerics.Operations``, where the
+            contract's operations are more than those of ``dense/v1``; empty: they are those.
+    """
+
+    operations: str = ""
 
     kind: ClassVar[str] = "contract"
 

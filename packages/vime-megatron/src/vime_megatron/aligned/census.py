@@ -24,6 +24,7 @@ from vime_core.errors import ContractViolation
 from vime_core.numerics import Operations
 
 OPERATIONS: Final = "vime_core.numerics"
+"""Where the operations of ``dense/v1`` are computed; a contract of more has a package of its own beside it."""
 MOVES: Final = (
     *("alias", "arange", "as_strided", "cat", "clone", "contiguous", "copy_", "detach"),
     *("empty", "empty_like", "expand", "index", "index_select", "lift_fresh", "new_ones", "ones"),
@@ -39,7 +40,7 @@ def census(model: torch.nn.Module, forward: Callable[[], object]) -> dict[str, i
     Raises:
         ContractViolation: an operator computed floats outside the operations; names it and the module.
     """
-    watch = _Watch()
+    watch = _Watch(_packages(model))
     with torch.no_grad(), watch.modules(), watch:
         forward()
     if watch.outside:
@@ -63,9 +64,16 @@ def held_operations(model: torch.nn.Module) -> Operations:
     return next(iter(held.values()))
 
 
+def _packages(model: torch.nn.Module) -> tuple[str, ...]:
+    """The packages whose frames are operations: the core's, and the one that the held operations' class is of."""
+    kinds = {type(o) for m in model.modules() if isinstance(o := getattr(m, "operations", None), Operations)}
+    return (OPERATIONS, *sorted(kind.__module__.rpartition(".")[0] for kind in kinds))
+
+
 class _Watch(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, packages: tuple[str, ...]) -> None:
         super().__init__()
+        self._packages = packages
         self.called: set[int] = set()
         self.outside: set[str] = set()
         self._running: list[str] = []
@@ -84,7 +92,7 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if _computes(func, args, result) and not _within_an_operation():
+        if _computes(func, args, result) and not _within_an_operation(self._packages):
             where = self._running[-1] if self._running else "no module"
             self.outside.add(f"{func._schema.name} in {where}")
         return result
@@ -108,10 +116,10 @@ def _computes(operator: Any, arguments: object, result: object) -> bool:
     return namespace != "aten" or name not in MOVES or len(dtypes) > 1
 
 
-def _within_an_operation() -> bool:
+def _within_an_operation(packages: tuple[str, ...]) -> bool:
     frame = inspect.currentframe()
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith(OPERATIONS):
+        if str(frame.f_globals.get("__name__", "")).startswith(packages):
             return True
         frame = frame.f_back
     return False

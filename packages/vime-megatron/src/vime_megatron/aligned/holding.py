@@ -10,7 +10,7 @@ import numpy as np
 
 from vime_core.alignment import Alignment
 from vime_core.errors import PluginError, PolicyError
-from vime_core.numerics import Operations, load_provider
+from vime_core.numerics import Operations
 from vime_core.plugins.types import load_attribute
 from vime_core.types import TrainSequence
 from vime_megatron.aligned.side import MegatronSide
@@ -83,7 +83,7 @@ def hold_contract(alignment: Alignment | None, spec: str, tensor_parallel: int) 
         return None
     side = _load_side(alignment.trainer_side)
     _require_same(side, alignment)
-    return HeldContract(alignment, side, load_provider(alignment.provider))
+    return HeldContract(alignment, side, alignment.load_operations())
 
 
 def require_layout(alignment: Alignment | None, spec: str, tensor_parallel: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -21,11 +21,13 @@ class AlignedSequences(PackedSeqParams):
         positions: int64 [T], from 0 in every sequence.
         cu_seqlens: int64 [B + 1], the first token of each sequence, and T.
         rope_table: fp32 [context, R], of the model's own length.
+        shared: what a layer leaves here for later ones, by a name of its structure; empty before the first layer.
     """
 
     positions: Tensor = _GIVEN
     cu_seqlens: Tensor = _GIVEN
     rope_table: Tensor = _GIVEN
+    shared: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _write(options: RandomQwen2Options, directory: Path) -> None:
         model = causal_lm.from_config(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     save_file(dict(_weights(shapes, options.seed)), directory / "model.safetensors", metadata={"format": "pt"})
-    _write_tokenizer(options, directory)
+    write_tokenizer(directory, options.vocabulary, options.context)
 
 
 def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, Tensor]]:
@@ -111,12 +111,12 @@ def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[st
         yield name, (tensor + 1 if "norm" in name else tensor).to(torch.bfloat16)
 
 
-def _write_tokenizer(options: RandomQwen2Options, directory: Path) -> None:
+def write_tokenizer(directory: Path, vocabulary: int, context: int) -> None:
     """Byte-level BPE: special tokens, the bytes, then pairs of letters until the vocabulary is full."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    room = options.vocabulary - BYTES - len(SPECIAL_TOKENS)
+    room = vocabulary - BYTES - len(SPECIAL_TOKENS)
     letters = string.ascii_lowercase
     merges = list(itertools.islice(((first, second) for first in letters for second in letters), room))
     symbols = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
@@ -128,7 +128,7 @@ def _write_tokenizer(options: RandomQwen2Options, directory: Path) -> None:
         eos_token=SPECIAL_TOKENS[2],
         pad_token=SPECIAL_TOKENS[0],
         additional_special_tokens=[SPECIAL_TOKENS[1]],
-        model_max_length=options.context,
+        model_max_length=context,
         chat_template=CHAT_TEMPLATE,
     )
     fast.save_pretrained(directory)

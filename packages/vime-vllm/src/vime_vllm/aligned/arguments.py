@@ -10,7 +10,6 @@ from typing import Any, Final
 from vime_core.alignment import Alignment
 from vime_core.backends import RolloutContext
 from vime_core.errors import PolicyError
-from vime_core.numerics import load_provider
 from vime_core.plugins.types import load_attribute
 from vime_vllm import compat
 from vime_vllm.aligned.installed import CONFIG_KEY, message
@@ -128,6 +127,11 @@ def aligned_environment(alignment: Alignment, *, cpu: bool) -> dict[str, str]:
     return {SIDE_VARIABLE: alignment.rollout_side, RUNNER_VARIABLE: chosen}
 
 
+def side_environment(alignment: Alignment) -> dict[str, str]:
+    """Variables that the model class itself needs in the engine's processes (``engine_environment``)."""
+    return dict(getattr(side_class(alignment), "engine_environment", {}))
+
+
 def prepare(alignment: Alignment, model_directory: Path) -> None:
     """Refuse what class and provider cannot keep, while that costs no engine; then make the class known to vLLM.
 
@@ -135,7 +139,7 @@ def prepare(alignment: Alignment, model_directory: Path) -> None:
         PluginError: the class cannot be imported.
         PolicyError: it does not cover the model's configuration, or the provider cannot run here.
     """
-    load_provider(alignment.provider)
+    alignment.load_operations()
     cls = side_class(alignment)
     check: Callable[[Any], None] | None = getattr(cls, "check_config", None)
     if check is not None:

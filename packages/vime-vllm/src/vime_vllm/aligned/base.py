@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,10 @@ class AlignedModel(nn.Module):
 
     Attributes:
         ignored_weights: ends of names in a directory that hold no weight of this model.
+        engine_environment: variables that the engine's processes need for this class.
     """
+
+    engine_environment: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__()
@@ -76,6 +79,10 @@ class AlignedModel(nn.Module):
         own = dict(self.named_parameters())
         for name, place in self.places().items():
             yield name, place.of(own[place.parameter].data)
+
+    def stale_tensors(self) -> list[str]:
+        """Names of tensors that kernels read, derived from weights, and no longer what these weights give."""
+        return []
 
     def places(self) -> dict[str, Place]:
         """Where each tensor of a Hugging Face directory lies."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from vime_core.alignment import load_operations
 from vime_core.errors import ContractViolation
-from vime_core.numerics import Contract, Operations, load_provider
+from vime_core.numerics import Contract, Operations
 
 if TYPE_CHECKING:
     from vime_core.alignment import Alignment
@@ -30,6 +31,7 @@ def message(alignment: Alignment) -> dict[str, str]:
     return {
         "contract": alignment.contract.to_json(),
         "provider": alignment.provider,
+        "operations": alignment.operations,
         "side": alignment.rollout_side,
     }
 
@@ -54,9 +56,10 @@ def installed(vllm_config: Any) -> Installed:
             code="VIME-ALIGN-029",
         )
     given: dict[str, str] = vllm_config.additional_config[CONFIG_KEY]
-    return _install(given["contract"], given["provider"], given["side"])
+    return _install(given["contract"], given["provider"], given["operations"], given["side"])
 
 
 @cache
-def _install(contract: str, provider: str, side: str) -> Installed:
-    return Installed(Contract.from_json(contract), load_provider(provider), side)
+def _install(contract: str, provider: str, operations: str, side: str) -> Installed:
+    held = Contract.from_json(contract)
+    return Installed(held, load_operations(held, provider, operations), side)

@@ -19,9 +19,12 @@ from vime_core.numerics import Operations, RopeScaling, rope_table
 from vime_vllm.aligned.attention import AlignedAttentionBackend
 
 
-def weight(*shape: int, rows: Sequence[int] = ()) -> nn.Parameter:
-    """An empty parameter with its loader; ``rows`` are the sizes of the fused parts along the first dimension."""
-    made = nn.Parameter(torch.empty(*shape), requires_grad=False)
+def weight(*shape: int, rows: Sequence[int] = (), dtype: torch.dtype | None = None) -> nn.Parameter:
+    """An empty parameter with its loader, of the model's dtype where none is given.
+
+    ``rows`` are the sizes of the fused parts along the first dimension.
+    """
+    made = nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
     starts = [0, *accumulate(rows)]
 
     def weight_loader(param: Tensor, loaded_weight: Tensor, part: int | None = None) -> None:

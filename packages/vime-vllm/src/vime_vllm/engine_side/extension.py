@@ -38,6 +38,11 @@ class VimeWorkerExtension:
         """Digest of every buffer (tables, scales), which no update may change."""
         return digest_tensors(self.model_runner.get_model().named_buffers())
 
+    def vime_stale_tensors(self) -> list[str]:
+        """Names of tensors that an aligned model derived from weights that it no longer holds."""
+        stale: list[str] = getattr(self.model_runner.get_model(), "stale_tensors", list)()
+        return stale
+
     def vime_call(self, target: str, *args: Any) -> Any:
         """``module:function`` of installed code, called with this worker and plain data; it returns plain data."""
         module, _, name = target.partition(":")

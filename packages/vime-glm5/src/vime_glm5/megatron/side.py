@@ -1,0 +1,78 @@
+"""The trainer's side of ``glm5/v1`` and ``glm5/v1-bf16kv``: see `vime_megatron.aligned.side.MegatronSide`."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+
+from vime_core.numerics import Contract, Operations
+from vime_glm5.megatron.attention import SparseMla
+from vime_glm5.megatron.modules import DenseMlp, require_bf16
+from vime_glm5.megatron.moe import SparseMlp
+from vime_glm5.megatron.structure import Glm5Blueprint
+from vime_glm5.numerics import GLM5_V1, GLM5_V1_BF16KV, Glm5Operations
+from vime_glm5.structure import Glm5Shape
+from vime_megatron.aligned.dense import block_spec, rope_of
+from vime_megatron.aligned.layer import AlignedLayer
+from vime_megatron.aligned.modules import (
+    AlignedAddRmsNorm,
+    AlignedColumnLinear,
+    AlignedEmbedding,
+    AlignedRmsNorm,
+    adopt,
+)
+from vime_megatron.aligned.side import AlignedParts
+from vime_megatron.structures.types import Blueprint
+
+
+@dataclass(frozen=True)
+class Glm5Side:
+    """Alike layers but for their MLP, dense or sparse, and for who chooses keys."""
+
+    contract: Contract
+
+    def parts(self, operations: Operations, blueprint: Blueprint) -> AlignedParts:
+        """See `MegatronSide.parts`."""
+        assert isinstance(operations, Glm5Operations)
+        assert isinstance(blueprint, Glm5Blueprint)
+        shape = blueprint.shape
+        layers = [self._layer(operations, shape, layer) for layer in range(shape.layers)]
+        return AlignedParts(
+            block=block_spec(operations, layers),
+            embedding=partial(adopt, kind=AlignedEmbedding, operations=operations),
+            output_layer=partial(adopt, kind=AlignedColumnLinear, operations=operations),
+            rope=rope_of(blueprint.rope),
+        )
+
+    def _layer(self, operations: Glm5Operations, shape: Glm5Shape, layer: int) -> ModuleSpec:
+        dense = layer in shape.dense_layers
+        slots: Any = TransformerLayerSubmodules
+        return ModuleSpec(
+            module=AlignedLayer,
+            params={"operations": operations},
+            submodules=slots(
+                input_layernorm=partial(AlignedRmsNorm, operations=operations),
+                self_attention=ModuleSpec(module=SparseMla, params={"operations": operations, "shape": shape}),
+                pre_mlp_layernorm=partial(AlignedAddRmsNorm, operations=operations),
+                mlp=partial(self._mlp, operations=operations, shape=shape, dense=dense),
+            ),
+        )
+
+    def _mlp(
+        self, config: TransformerConfig, *, operations: Glm5Operations, shape: Glm5Shape, dense: bool, **_: Any
+    ) -> DenseMlp | SparseMlp:
+        require_bf16(config, self.contract.id)
+        if dense:
+            return DenseMlp(config, shape.intermediate, operations=operations)
+        return SparseMlp(config, operations=operations, shape=shape)
+
+
+FP8: Final = Glm5Side(GLM5_V1)
+BF16: Final = Glm5Side(GLM5_V1_BF16KV)

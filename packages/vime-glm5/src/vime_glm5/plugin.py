@@ -1,0 +1,67 @@
+"""What vime-glm5 registers. Runs at discovery, so it imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vime_core.plugins import AlignedSide, ContractEntry, ModelSource, ModelStructure, hookimpl
+
+_STRUCTURES = ("glm_moe_dsa",)
+
+
+@hookimpl
+def vime_model_structures() -> Iterable[ModelStructure]:
+    yield ModelStructure(
+        "glm_moe_dsa",
+        "GLM-5: MLA, sparse attention with shared indices, mixture of experts.",
+        "vime_glm5.megatron.structure:STRUCTURE",
+        backend="megatron",
+    )
+
+
+@hookimpl
+def vime_model_sources() -> Iterable[ModelSource]:
+    yield ModelSource(
+        "random-glm5",
+        "A tiny random GLM-5 with a byte-level tokenizer, made from a seed.",
+        "vime_glm5.source:make_random_glm5",
+        "vime_glm5.source:RandomGlm5Options",
+    )
+
+
+@hookimpl
+def vime_contracts() -> Iterable[ContractEntry]:
+    operations = "vime_glm5.numerics.provider:load_operations"
+    yield ContractEntry(
+        "glm5/v1",
+        "GLM-5 in block FP8 with an FP8 KV cache.",
+        "vime_glm5.numerics.contract:GLM5_V1",
+        operations=operations,
+    )
+    yield ContractEntry(
+        "glm5/v1-bf16kv",
+        "GLM-5 in block FP8 with a bf16 KV cache.",
+        "vime_glm5.numerics.contract:GLM5_V1_BF16KV",
+        operations=operations,
+    )
+
+
+@hookimpl
+def vime_aligned_sides() -> Iterable[AlignedSide]:
+    for contract, side in (("glm5/v1", "FP8"), ("glm5/v1-bf16kv", "BF16")):
+        yield AlignedSide(
+            f"{contract} megatron",
+            "GLM-5 in Megatron's layers, from the contract's operations; one rank.",
+            f"vime_glm5.megatron.side:{side}",
+            backend="megatron",
+            contract=contract,
+            structures=_STRUCTURES,
+        )
+        yield AlignedSide(
+            f"{contract} vllm",
+            "GLM-5 in vLLM with caches of its own, from the contract's operations.",
+            "vime_glm5.vllm.model:AlignedGlm5",
+            backend="vllm",
+            contract=contract,
+            structures=_STRUCTURES,
+        )
