@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from vime_core.alignment import Alignment, choose_alignment, require_same_contract
 from vime_core.errors import ContractViolation, PluginError, PolicyError
 from vime_core.numerics.contract import DENSE_V1
-from vime_core.plugins import AlignedSide, ContractEntry
+from vime_core.plugins import AlignedSide, ContractEntry, hookimpl
 from vime_core.plugins.manager import PluginInfo, PluginManager
 from vime_core.types import ProcessReport, Role
 
@@ -33,7 +34,7 @@ def plugins() -> PluginManager:
         AlignedSide("v", "V.", "c:d", backend="vllm", contract="dense/v1", structures=("qwen2",)),
     ]
     contracts = [ContractEntry("dense/v1", "D.", "vime_core.numerics.contract:DENSE_V1")]
-    plugin = SimpleNamespace(vime_aligned_sides=lambda: sides, vime_contracts=lambda: contracts)
+    plugin = SimpleNamespace(vime_aligned_sides=hookimpl(lambda: sides), vime_contracts=hookimpl(lambda: contracts))
     manager.register(plugin, PluginInfo("fixture", "fixture", "1"))
     return manager
 
@@ -52,6 +53,19 @@ def report(role: Role, **changes: str) -> ProcessReport:
 def test_both_sides_are_found(plugins: PluginManager) -> None:
     assert choose_alignment(config(), plugins, "qwen2") == ALIGNMENT
     assert choose_alignment(config(""), plugins, "qwen2") is None
+
+
+def make_operations(contract: Any, provider: str) -> tuple[str, str]:
+    return contract.id, provider
+
+
+def test_a_contract_may_bring_its_own_operations() -> None:
+    own = replace(ALIGNMENT, operations="builtins:no_such_name")
+    with pytest.raises(PluginError, match="no_such_name"):
+        own.load_operations()
+    made = replace(ALIGNMENT, operations=f"{__name__}:make_operations").load_operations()
+    assert made == ("dense/v1", "cpu")
+    assert ALIGNMENT.load_operations().provider == "cpu"
 
 
 def test_a_side_that_does_not_cover_the_structure_is_refused_by_name(plugins: PluginManager) -> None:
