@@ -52,8 +52,8 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session(requires=["env"])
 def tests(session: nox.Session) -> None:
-    """Run every test. ``nox -s tests -- -m 'not slow'`` deselects; a path selects."""
-    _run(session, "python", "-m", "pytest", *session.posargs)
+    """Run every test, a file at a time on each of two cores. ``-- -m 'not slow'`` deselects; a path selects."""
+    _run(session, "python", "-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session(requires=["env"])
