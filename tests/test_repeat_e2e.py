@@ -69,6 +69,13 @@ def test_the_record_reads_without_vime(repeated: Repeated) -> None:
     assert len(set(steps[0]["weights"].values()) & set(steps[1]["weights"].values())) == 0
 
 
+def test_equal_runs_report_equal_environments(repeated: Repeated) -> None:
+    manifests = [json.loads((record / "manifest.json").read_text()) for record in (repeated.first, repeated.second)]
+    first, second = ([p["environment"] for p in manifest["processes"]] for manifest in manifests)
+    assert first == second
+    assert all(environment["OMP_NUM_THREADS"] == "1" for environment in first)
+
+
 def test_checkpoints_are_whole(repeated: Repeated) -> None:
     checkpoints = sorted(path.name for path in (repeated.first / "checkpoints").iterdir())
     assert checkpoints == ["step-000001", "step-000002"]

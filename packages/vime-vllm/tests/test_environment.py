@@ -7,15 +7,18 @@ from collections.abc import Callable
 import pytest
 
 from vime_core.config.schema import RunConfig
+from vime_core.determinism.environment import deciding_environment
 from vime_core.determinism.policy import OFF, REPRODUCIBLE
 from vime_core.errors import PolicyError
-from vime_vllm.environment import OWNER, engine_environment, removed_variables, reported_environment
+from vime_vllm.environment import OWNER, engine_environment, removed_variables
 
 MakeConfig = Callable[..., RunConfig]
 
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "TORCHDYNAMO_DISABLE", "PYTHONFAULTHANDLER"):
+        monkeypatch.delenv(name, raising=False)
     for name in ("VLLM_PLUGINS", "VLLM_CPU_KVCACHE_SPACE", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -64,6 +67,8 @@ def test_quiet_unless_the_user_says_otherwise(make_config: MakeConfig, monkeypat
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "0", "'0', but vime starts the engine with '1'"),
         ("VLLM_CPU_KVCACHE_SPACE", "40", "would override rollout.vllm.kv_cache_gib"),
         ("VLLM_PLUGINS", "another", "keeps vime's plugin out"),
+        ("HF_HUB_OFFLINE", "0", "'0', but vime starts the engine with '1'"),
+        ("TORCHDYNAMO_DISABLE", "0", "'0', but vime starts the engine with '1'"),
     ],
 )
 def test_a_variable_that_contradicts_is_an_error(
@@ -86,7 +91,29 @@ def test_reports_hold_what_decides_numbers_and_no_secret(monkeypatch: pytest.Mon
     monkeypatch.setenv("VLLM_SOMETHING_TOKEN", "secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("HOME_ADDRESS", "private")
-    reported = reported_environment()
+    reported = deciding_environment()
     assert reported["OMP_NUM_THREADS"] == "1"
     assert "secret" not in reported.values()
     assert "private" not in reported.values()
+
+
+def test_what_decides_no_number_is_the_user_s(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _environment(make_config())["PYTHONFAULTHANDLER"] == "1"
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "TRUE")
+    wanted = _environment(make_config())
+    assert wanted["PYTHONFAULTHANDLER"] == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "KMP_BLOCKTIME", "OPENBLAS_CORETYPE"),
+        *("TORCH_BLAS_PREFER_CUBLASLT", "TORCHINDUCTOR_FREEZING", "ATEN_CPU_CAPABILITY", "GLIBC_TUNABLES"),
+    ],
+)
+def test_variables_that_change_bits_are_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "planted")
+    monkeypatch.setenv("VLLM_DIST_IDENT", "random")
+    assert deciding_environment()[name] == "planted"
+    assert "VLLM_DIST_IDENT" not in deciding_environment()

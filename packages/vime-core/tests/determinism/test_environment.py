@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from vime_core.determinism.environment import apply, exactly, read_back, role_environment
+from vime_core.determinism.environment import apply, decides, exactly, read_back, role_environment
 from vime_core.determinism.policy import OFF, REPRODUCIBLE, RolePolicy
 from vime_core.determinism.preflight import contradictions, forbidden, inert, preflight, probes, require
 from vime_core.errors import PolicyError
@@ -31,7 +31,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for role in ("driver", "trainer", "rollout"):
         for name in REPRODUCIBLE.role(cast(Any, role)).environment:
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in filter(decides, list(os.environ)):
+        monkeypatch.delenv(name)
 
 
 def test_threads_are_part_of_a_role() -> None:
@@ -113,3 +114,12 @@ def test_applied_values_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIME_TEST_VARIABLE", "old")
     apply({"VIME_TEST_VARIABLE": "new"})
     assert read_back(["VIME_TEST_VARIABLE"]) == {"VIME_TEST_VARIABLE": "new"}
+
+
+def test_what_else_decides_bits_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [f for f in preflight(config(1, 1), REPRODUCIBLE) if f.code == "VIME-ENV-007"] == []
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")  # the policy's own
+    (finding,) = [f for f in preflight(config(1, 1), REPRODUCIBLE) if f.code == "VIME-ENV-007"]
+    assert finding.message == "environment variable ONEDNN_MAX_CPU_ISA = 'AVX2' is set"
+    require([finding])

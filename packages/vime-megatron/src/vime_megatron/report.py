@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vime_core.determinism.environment import read_back
+from vime_core.determinism.environment import deciding_environment, read_back
 from vime_core.types import ProcessReport
 
 _memory: Any = torch.utils.deterministic
@@ -23,14 +23,14 @@ def process_report(rank: int, variables: Mapping[str, str], settings: Mapping[st
 
     Args:
         rank: of this process among the trainer's.
-        variables: the policy's environment; their names are read back, besides OMP_NUM_THREADS.
+        variables: the policy's environment; their names are read back, besides all that can decide bits.
         settings: what the trainer was built with.
     """
     return ProcessReport(
         role="trainer",
         rank=rank,
         pid=os.getpid(),
-        environment=read_back(sorted({*variables, "OMP_NUM_THREADS"})),
+        environment={**read_back(sorted({*variables, "OMP_NUM_THREADS"})), **deciding_environment()},
         settings={**settings, **_torch_settings()},
         versions={"python": platform.python_version(), **_versions()},
         hardware=_hardware(),

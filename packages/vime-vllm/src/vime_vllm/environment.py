@@ -25,27 +25,20 @@ _ALWAYS: Final[Mapping[str, str]] = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "PYTHONFAULTHANDLER": "1",
 }
-_REPORTED_PREFIXES: Final = (
-    *("VLLM_", "VIME_ENGINE_", "OMP_", "MKL_", "KMP_", "GOMP_", "NCCL_", "CUBLAS", "CUDA_", "CUDNN"),
-    *("TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_", "DG_", "NVTE_"),
-)
-_REPORTED_NAMES: Final = frozenset(
-    {"HF_HUB_OFFLINE", "LD_PRELOAD", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "NUMEXPR_MAX_THREADS"}
-)
-_PER_RUN: Final = frozenset({OWNER, "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"})
-"""Process ids and random names: different in every run, and nothing that decides a number."""
-_SECRET_SUFFIXES: Final = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+_RESPECTED: Final[Mapping[str, str]] = {"PYTHONFAULTHANDLER": "1", "VLLM_LOGGING_LEVEL": QUIET}
+"""What vime sets only where the user has not: they decide no number."""
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
 
 
 def engine_environment(config: RunConfig, policy: DeterminismPolicy, *, compiler: bool, owner: int) -> dict[str, str]:
     """Every variable that the engine's processes need, beyond what they inherit.
 
     Raises:
-        PolicyError: the user set a variable of vLLM's to a value that contradicts it.
+        PolicyError: the user set one of vime's own variables to a value that contradicts it. (The policy's are
+            preflight's business: by now this process holds the trainer's.)
     """
-    wanted = {**role_environment(config, policy, "rollout"), **_ALWAYS}
+    wanted = dict(_ALWAYS)
     if config.rollout.threads is not None:
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if not compiler:
@@ -53,8 +46,8 @@ def engine_environment(config: RunConfig, policy: DeterminismPolicy, *, compiler
         wanted["TORCHDYNAMO_DISABLE"] = "1"
     _refuse_contradictions(wanted)
     _refuse_hidden_settings()
-    wanted["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", QUIET)
-    return {**wanted, OWNER: str(owner)}
+    respected = {name: os.environ.get(name, value) for name, value in _RESPECTED.items()}
+    return {**role_environment(config, policy, "rollout"), **wanted, **respected, OWNER: str(owner)}
 
 
 def removed_variables(config: RunConfig, policy: DeterminismPolicy, wanted: Mapping[str, str]) -> set[str]:
@@ -63,21 +56,10 @@ def removed_variables(config: RunConfig, policy: DeterminismPolicy, wanted: Mapp
     return set(trainer) - set(wanted)
 
 
-def reported_environment() -> dict[str, str]:
-    """This process's effective variables that can decide numbers or speed, without secrets."""
-    return {name: value for name, value in sorted(os.environ.items()) if _is_reported(name)}
-
-
-def _is_reported(name: str) -> bool:
-    if name in _PER_RUN or name.endswith(_SECRET_SUFFIXES):
-        return False
-    return name in _REPORTED_NAMES or name.startswith(_REPORTED_PREFIXES)
-
-
 def _refuse_contradictions(wanted: Mapping[str, str]) -> None:
     for name, value in wanted.items():
         found = os.environ.get(name)
-        if name.startswith("VLLM_") and found not in (None, value):
+        if found not in (None, value) and not (value == "1" and str(found).lower() in _TRUE):
             raise PolicyError(
                 f"environment variable {name} = {found!r}, but vime starts the engine with {value!r}",
                 remedy=f"Unset {name}; a variable that is set is never overwritten.",

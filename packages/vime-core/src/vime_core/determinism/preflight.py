@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from vime_core.config.schema import RunConfig
-from vime_core.determinism.environment import role_environment
+from vime_core.determinism.environment import deciding_environment, role_environment
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.errors import PolicyError
 from vime_core.findings import Finding, errors
@@ -27,6 +27,7 @@ def preflight(config: RunConfig, policy: DeterminismPolicy) -> list[Finding]:
         *contradictions(config, policy),
         *forbidden(policy),
         *inert(policy),
+        *deciding(config, policy),
         *disk(config),
         *probes(config, policy),
     ]
@@ -79,6 +80,20 @@ def inert(policy: DeterminismPolicy) -> Iterator[Finding]:
                 f"{variable} has no effect here",
                 f"it steers {module}, which is not installed",
                 "Nothing to do; the variable is set all the same.",
+            )
+
+
+def deciding(config: RunConfig, policy: DeterminismPolicy) -> Iterator[Finding]:
+    """Variables of the user's that decide bits beyond what the policy sets: the promise holds while they stay."""
+    ours = {name for role in get_args(Role) for name in role_environment(config, policy, role)}
+    for name, value in deciding_environment().items():
+        if name not in ours:
+            yield Finding(
+                "VIME-ENV-007",
+                "info",
+                f"environment variable {name} = {value!r} is set",
+                "it can decide bits, so it is recorded of both sides, and records of runs without it may differ",
+                f"Nothing to do where you want it; else unset {name}.",
             )
 
 

@@ -14,11 +14,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from vime_core.determinism.environment import deciding_environment
 from vime_vllm.aligned.installed import is_aligned
 from vime_vllm.compat import attention_backends, class_path, core_settings, runner_version
 from vime_vllm.engine_side.plain_linear import PLAIN_LINEAR, plain_linear
 from vime_vllm.engine_side.weights import submodules
-from vime_vllm.environment import reported_environment
 
 _DISTRIBUTIONS: Final = (
     "vllm",
@@ -96,7 +96,7 @@ def linear_methods(model: nn.Module) -> dict[str, int]:
 def _process() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
-        "environment": reported_environment(),
+        "environment": deciding_environment(),
         "versions": _versions(),
         "hardware": _hardware(),
     }
