@@ -57,6 +57,12 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(requires=["env"])
+def long(session: nox.Session) -> None:
+    """Run the tests that take minutes each: a run killed at fifty random moments, for example."""
+    _run(session, "python", "-m", "pytest", "-m", "long", *session.posargs)
+
+
+@nox.session(requires=["env"])
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     paths = [path for path in LINTED if (ROOT / path).exists()]

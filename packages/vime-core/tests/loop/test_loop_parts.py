@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from vime_core.errors import BackendError, ContractViolation
 from vime_core.loop.algorithm import Algorithm, in_order_of
-from vime_core.loop.checkpoint import LoopState, checkpoint_directory, write_checkpoint
+from vime_core.loop.checkpoint import (
+    LoopState,
+    checkpoint_directory,
+    last_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from vime_core.loop.metrics import ABS_DIFF, mismatch
 from vime_core.loop.prompts import require_distinct_seeds
 from vime_core.loop.timing import PhaseTimer
@@ -123,7 +129,9 @@ def test_a_log_prob_that_is_no_number_stops_the_run(side: str) -> None:
 
 
 def test_a_checkpoint_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
-    state = LoopState(next_step=3, weight_version=3, run_seed=1, weights_root="ab")
+    state = LoopState(
+        run_id="r", next_step=3, weight_version=3, run_seed=1, weights_root="a", optimizer_root="b", steps_digest="c"
+    )
 
     def save(directory: Path) -> None:
         (directory / "weights").write_text("w")
@@ -133,12 +141,14 @@ def test_a_checkpoint_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None
         raise OSError("planted")
 
     with pytest.raises(OSError, match="planted"):
-        write_checkpoint(SimpleNamespace(save=fail), tmp_path, 3, state)  # type: ignore[arg-type]
+        write_checkpoint(SimpleNamespace(save=fail), tmp_path, state)  # type: ignore[arg-type]
     assert not checkpoint_directory(tmp_path, 3).exists()
-    written = write_checkpoint(SimpleNamespace(save=save), tmp_path, 3, state)  # type: ignore[arg-type]
+    written = write_checkpoint(SimpleNamespace(save=save), tmp_path, state)  # type: ignore[arg-type]
     assert written == checkpoint_directory(tmp_path, 3)
     assert (written / "trainer" / "weights").read_text() == "w"
     assert [path.name for path in written.parent.iterdir()] == [written.name]
+    assert read_checkpoint(written) == state
+    assert last_checkpoint(tmp_path) == written
 
 
 def test_phases_add_up_and_move() -> None:

@@ -35,6 +35,8 @@ ARGUMENTS = {
     "rollout": SimpleNamespace(weight_digests=dict),
     "samples": (),
     "metrics": {"reward/mean": 0.5},
+    "point": "renamed",
+    "path": Path("manifest.json"),
 }
 
 

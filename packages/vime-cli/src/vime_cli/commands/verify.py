@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from vime_cli.arguments import Configs, Json, Set
+from vime_cli.commands import resume
+from vime_cli.commands.places import new_directory
 from vime_cli.output import print_json
 from vime_core.errors import BackendError, ConfigError
 
@@ -68,6 +69,9 @@ def repeat(
     else:
         print(f"\n{verdict.sentence}\nRecords: {first} and {second}")
     return verdict.exit_code
+
+
+app.command("resume")(resume.resume)
 
 
 @app.command("align")
@@ -140,7 +144,8 @@ def every(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Every verdict that applies: repeat, gradient, batch, align, and the checks of plugins.
+    """Every verdict that applies: repeat, resume (where checkpoints are written), gradient, batch, align, and the
+    checks of plugins.
 
     Exit code 1 when one does not hold; else 3 when one could not be checked; else 0.
     """
@@ -167,6 +172,8 @@ def _every(
 
     config, plugins = load_config(files, overrides)
     yield _repeat_verdict(files, overrides, directory, quiet=quiet)
+    if config.run.checkpoint_every:
+        yield _resume_verdict(files, overrides)
     yield from run_every(config, plugins, samples, updates, _starting)
 
 
@@ -182,6 +189,16 @@ def _repeat_verdict(files: Sequence[Path], overrides: Sequence[str], directory: 
         return _compare_records(*run_twice(files, overrides, directory, quiet=quiet))
     except BackendError as error:
         return Verdict("repeat", None, f"Repeat could not be checked: {error.message}.", first=error.code)
+
+
+def _resume_verdict(files: Sequence[Path], overrides: Sequence[str]) -> Verdict:
+    from vime_core.verify.verdict import Verdict
+
+    _starting("resume")
+    try:
+        return resume.check_resume(files, overrides, resume.STEPS, resume.KILL_AFTER, None)[0]
+    except BackendError as error:
+        return Verdict("resume", None, f"Resume could not be checked: {error.message}.", first=error.code)
 
 
 def worst_exit_code(codes: Sequence[int]) -> int:
@@ -265,11 +282,7 @@ def run_twice(files: Sequence[Path], overrides: Sequence[str], directory: Path |
     from vime_core.config.load import load_config
 
     config, _ = load_config(files, overrides)
-    parent = directory or _free_directory(config.run.output)
-    if parent.exists():
-        raise ConfigError(
-            f"--directory {str(parent)!r} exists", remedy="Name one that does not exist.", code="VIME-CONFIG-009"
-        )
+    parent = new_directory(config.run.output, directory, "repeat")
     records = [parent / "first", parent / "second"]
     for record in records:
         print(f"Running {' '.join(map(str, files))} into {record}", file=sys.stderr)
@@ -295,11 +308,3 @@ def _shown(stderr: str | None) -> str:
 
 def _are_records(inputs: Sequence[Path]) -> bool:
     return len(inputs) == 2 and all((path / "manifest.json").is_file() or path.is_dir() for path in inputs)
-
-
-def _free_directory(output: Path) -> Path:
-    number = 1
-    while (candidate := output.with_name(f"{output.name}-repeat-{number:03d}")).exists():
-        number += 1
-    os.makedirs(candidate.parent, exist_ok=True)
-    return candidate

@@ -28,7 +28,11 @@ class RolePolicy:
 
 @dataclass(frozen=True)
 class DeterminismPolicy:
-    """A named, versioned set of rules. ``inert`` says which of them do nothing without an optional package."""
+    """A named, versioned set of rules.
+
+    ``inert`` says which of them do nothing without an optional package; ``repeats`` whether the same run twice (or
+    stopped and resumed) must give the same bits.
+    """
 
     name: str
     version: int
@@ -37,6 +41,7 @@ class DeterminismPolicy:
     trainer: RolePolicy = RolePolicy()
     rollout: RolePolicy = RolePolicy()
     inert: Mapping[str, str] = field(default_factory=dict[str, str])
+    repeats: bool = True
 
     @property
     def id(self) -> str:
@@ -46,7 +51,7 @@ class DeterminismPolicy:
         return {"driver": self.driver, "trainer": self.trainer, "rollout": self.rollout}[role]
 
 
-OFF: Final = DeterminismPolicy("off", 1, "Promises nothing; records everything.")
+OFF: Final = DeterminismPolicy("off", 1, "Promises nothing; records everything.", repeats=False)
 
 REPRODUCIBLE: Final = DeterminismPolicy(
     name="reproducible",

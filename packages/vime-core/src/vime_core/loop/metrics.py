@@ -32,6 +32,7 @@ def step_metrics(
         "rollout/response_length": tokens / len(lengths),
         "rollout/truncated": sum(s.finish_reason == "length" for s in samples) / len(samples),
         "rollout/duplicate_groups": float(len(duplicate_groups(samples))),
+        "rollout/samples": float(len(samples)),
         "rollout/tokens": float(tokens),
         "train/loss": math.fsum(r.loss for r in results) / len(results),
         "train/grad_norm": max(r.grad_norm for r in results),

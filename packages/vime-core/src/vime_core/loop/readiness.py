@@ -132,6 +132,9 @@ SIDES: Final[tuple[Check, ...]] = (model, contract, algorithm, plugins, backends
 RUN: Final[tuple[Check, ...]] = (output, environment, names, *SIDES, evaluation, reward)
 """What a whole run needs besides: its record, sinks, reward and evaluation."""
 
+RESUME: Final[tuple[Check, ...]] = RUN[1:]
+"""What a run needs whose record is there already."""
+
 
 def require_ready(run: Preparation, checks: Iterable[Check] = RUN) -> list[Finding]:
     """Raise the first obstacle; the findings that forbid nothing.

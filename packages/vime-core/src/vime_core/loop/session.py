@@ -6,6 +6,7 @@ import platform
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from vime_core import __version__
 from vime_core.backends import Rollout, Trainer
@@ -16,12 +17,13 @@ from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.loop.algorithm import Algorithm
 from vime_core.loop.preparation import Preparation
 from vime_core.loop.prompts import PromptStream
+from vime_core.loop.resume import Resumption, plugin_entries, require_same_software, require_same_start, restore
 from vime_core.loop.scoring import Scorer, open_scorer
 from vime_core.loop.sides import Sides, open_sides, parts_of
 from vime_core.loop.sinks import GuardedSink
 from vime_core.plugins.manager import PluginManager
 from vime_core.record.digest import merkle_root
-from vime_core.record.schema import Manifest, PluginEntry, ProcessEntry
+from vime_core.record.schema import Manifest, ProcessEntry, ResumeEntry
 from vime_core.record.writer import RecordWriter
 from vime_core.sinks import Sink
 from vime_core.types import Completion
@@ -29,7 +31,7 @@ from vime_core.types import Completion
 
 @dataclass
 class Session:
-    """Everything that a step needs. Only ``weight_version`` changes."""
+    """Everything that a step needs. Only ``weight_version`` changes. ``first_step`` is where this process begins."""
 
     config: RunConfig
     plugins: PluginManager
@@ -43,6 +45,7 @@ class Session:
     writer: RecordWriter
     sinks: tuple[Sink, ...]
     weight_version: int = 0
+    first_step: int = 0
 
     def decode(self, completions: Sequence[Completion]) -> list[str]:
         """The text of each response, without special tokens."""
@@ -50,15 +53,20 @@ class Session:
 
 
 @contextmanager
-def open_session(preparation: Preparation) -> Generator[Session]:
-    """Start both sides and check that they hold the same weights; close everything in reverse order."""
+def open_session(preparation: Preparation, resumption: Resumption | None = None) -> Generator[Session]:
+    """Start both sides and check that they hold the same weights; close everything in reverse order.
+
+    With a ``resumption`` both sides then hold what its checkpoint says, and its record goes on.
+    """
     config, policy, plugins = preparation.config, preparation.policy, preparation.plugins
     parts = parts_of(preparation)
     with ExitStack() as stack:
         scorer = stack.enter_context(open_scorer(config, plugins))
-        writer = stack.enter_context(RecordWriter.create(config.run.output, _manifest(config, policy, plugins)))
+        writer = stack.enter_context(_writer(config, policy, plugins, resumption))
         sides = stack.enter_context(open_sides(parts))
-        _record_start(writer, sides)
+        _record_start(writer, sides, resumption)
+        version = restore(resumption, sides.trainer, sides.rollout) if resumption else 0
+        first = resumption.next_step if resumption else 0
         yield Session(
             config=config,
             plugins=plugins,
@@ -70,9 +78,28 @@ def open_session(preparation: Preparation) -> Generator[Session]:
             rollout=sides.rollout,
             trainer=sides.trainer,
             writer=writer,
-            sinks=_sinks(preparation, stack),
+            sinks=_sinks(preparation, stack, first if resumption else None),
+            weight_version=version,
+            first_step=first,
         )
         writer.finish("complete")
+
+
+def _writer(
+    config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager, resumption: Resumption | None
+) -> RecordWriter:
+    if resumption is None:
+        return RecordWriter.create(config.run.output, _manifest(config, policy, plugins))
+    require_same_software(resumption.record.manifest, policy, plugins)
+    steps = {**resumption.record.manifest.config, "run": _run_table(config, resumption)}
+    keep = None if policy.repeats else resumption.next_step
+    return RecordWriter.resume(config.run.output, keep=keep, config=steps)
+
+
+def _run_table(config: RunConfig, resumption: Resumption) -> Mapping[str, Any]:
+    """The section ``run`` as it was, with what may change: the record keeps the name that it began under."""
+    recorded = resumption.record.manifest.config["run"]
+    return {**resolved_table(config)["run"], "output": recorded["output"]}
 
 
 def _manifest(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager) -> Manifest:
@@ -80,9 +107,8 @@ def _manifest(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManag
         vime_version=__version__,
         config=resolved_table(config),
         policy=policy.id,
-        plugins=tuple(
-            PluginEntry(name=i.name, distribution=i.distribution, version=i.version) for i in plugins.plugins()
-        ),
+        plugins=plugin_entries(plugins),
+        module_directories=plugins.module_directories,
         platform=_platform(),
     )
 
@@ -96,20 +122,40 @@ def _platform() -> Mapping[str, str]:
     }
 
 
-def _record_start(writer: RecordWriter, sides: Sides) -> None:
+def _record_start(writer: RecordWriter, sides: Sides, resumption: Resumption | None) -> None:
     alignment = sides.parts.alignment
-    writer.update_manifest(
-        processes=tuple(ProcessEntry(**asdict(report)) for report in sides.reports),
-        initial_weights=sides.initial_weights,
-        model_root=merkle_root(sides.initial_weights),
-        contract="" if alignment is None else alignment.contract.to_json(),
+    contract = "" if alignment is None else alignment.contract.to_json()
+    processes = tuple(ProcessEntry(**asdict(report)) for report in sides.reports)
+    manifest = writer.manifest
+    if resumption is not None:
+        require_same_start(manifest, sides.initial_weights, contract)
+        writer.update_manifest(resumed=(*manifest.resumed, _resumed(resumption, sides, processes)))
+    if not manifest.initial_weights:
+        writer.update_manifest(
+            processes=processes,
+            initial_weights=sides.initial_weights,
+            model_root=merkle_root(sides.initial_weights),
+            contract=contract,
+        )
+
+
+def _resumed(resumption: Resumption, sides: Sides, processes: tuple[ProcessEntry, ...]) -> ResumeEntry:
+    return ResumeEntry(
+        step=resumption.next_step,
+        recorded=len(resumption.record.steps),
+        vime_version=__version__,
+        plugins=plugin_entries(sides.parts.plugins),
+        platform=_platform(),
+        processes=processes,
     )
 
 
-def _sinks(preparation: Preparation, stack: ExitStack) -> tuple[Sink, ...]:
+def _sinks(preparation: Preparation, stack: ExitStack, rewind_to: int | None) -> tuple[Sink, ...]:
     opened: list[Sink] = []
     for entry in preparation.sinks:
         sink = GuardedSink(preparation.plugins, entry, preparation.config.run.output)
         stack.callback(sink.close)
+        if rewind_to is not None:
+            sink.rewind(rewind_to)
         opened.append(sink)
     return tuple(opened)

@@ -24,6 +24,10 @@ class GuardedSink:
         with self._plugins.guarding(self._entry):
             self._sink.log(step, metrics)
 
+    def rewind(self, step: int) -> None:
+        with self._plugins.guarding(self._entry):
+            self._sink.rewind(step)
+
     def close(self) -> None:
         with self._plugins.guarding(self._entry):
             self._sink.close()

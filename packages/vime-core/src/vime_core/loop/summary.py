@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vime_core.record.reader import RunRecord
+
 
 @dataclass(frozen=True)
 class RunSummary:
-    """``first_reward`` and ``last_reward`` are mean rewards of the first and last step."""
+    """``first_reward`` and ``last_reward`` are mean rewards of the first and last step.
+
+    ``resumed_at`` is the step that this process began with; 0 for a run that was never stopped. ``seconds`` are this
+    process's.
+    """
 
     record: Path
     steps: int
@@ -19,13 +25,32 @@ class RunSummary:
     last_reward: float
     weights_root: str
     seconds: float
+    resumed_at: int = 0
 
     def sentence(self) -> str:
+        resumed = f"Resumed at step {self.resumed_at}. " if self.resumed_at else ""
         return (
-            f"{self.steps} steps, {self.samples} samples, {self.tokens} sampled tokens in {self.seconds:.0f} s; mean"
-            f" reward {self.first_reward:.3f} in the first step, {self.last_reward:.3f} in the last.\n"
+            f"{resumed}{self.steps} steps, {self.samples} samples, {self.tokens} sampled tokens in"
+            f" {self.seconds:.0f} s; mean reward {self.first_reward:.3f} in the first step,"
+            f" {self.last_reward:.3f} in the last.\n"
             f"Final weights {self.weights_root[:16]}. Record: {self.record}"
         )
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "record": str(self.record)}
+
+
+def summarize(record: RunRecord, seconds: float, resumed_at: int) -> RunSummary:
+    """What a finished record says about its run, all of its steps."""
+    metrics = [{name: float.fromhex(text) for name, text in entry.metrics.items()} for entry in record.steps]
+    return RunSummary(
+        record=record.directory,
+        steps=len(metrics),
+        samples=int(sum(step["rollout/samples"] for step in metrics)),
+        tokens=int(sum(step["rollout/tokens"] for step in metrics)),
+        first_reward=metrics[0]["reward/mean"],
+        last_reward=metrics[-1]["reward/mean"],
+        weights_root=record.steps[-1].weights_root,
+        seconds=seconds,
+        resumed_at=resumed_at,
+    )

@@ -231,6 +231,11 @@ class PluginManager:
                     code="VIME-PLUGIN-005",
                 )
 
+    @property
+    def module_directories(self) -> tuple[str, ...]:
+        """Where ``plugins.modules`` were looked for, besides Python's own path; empty without such modules."""
+        return tuple(str(path.resolve()) for path in self._selection.directories) if self._selection.modules else ()
+
     def _add_directories(self) -> None:
         """At the end of Python's path, so that no file beside a configuration hides an installed module."""
         if self._selection.modules:

@@ -7,6 +7,7 @@ nothing heavy. Lifecycle hooks receive live objects during a run; an exception i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vime_core.plugins.markers import hookspec
@@ -325,4 +326,19 @@ class LifecycleSpecs:
             >>> @hookimpl
             ... def vime_after_step(step, metrics):
             ...     print(step, metrics["reward/mean"])
+        """
+
+    @hookspec
+    def vime_write_point(self, point: str, path: Path) -> None:
+        """Something of the record or of a checkpoint has just changed on disk: a place where a run may be killed.
+
+        ``point`` says what happened to ``path``: created, opened, written (half a file at a time), renamed, cut, saved
+        (by the trainer), synced.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_write_point(point, path):
+            ...     print(point, path)
         """

@@ -106,6 +106,12 @@ def _start_findings(record: RunRecord) -> Iterator[str]:
     manifest = record.manifest
     if manifest.initial_weights or manifest.model_root:
         yield from _root_finding("manifest: initial weights", manifest.initial_weights, manifest.model_root)
+    for entry in manifest.resumed:
+        if not 0 <= entry.step <= entry.recorded <= len(record.steps):
+            yield (
+                f"manifest: resumed at step {entry.step} with {entry.recorded} steps recorded,"
+                f" and {len(record.steps)} are there"
+            )
 
 
 def _end_findings(record: RunRecord) -> Iterator[str]:

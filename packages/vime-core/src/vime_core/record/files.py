@@ -12,10 +12,13 @@ import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from vime_core.errors import RecordError
+from vime_core.record.points import reached
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+UNFINISHED: Final = ".unfinished"
 
 
 def refuse_existing(directory: Path) -> None:
@@ -46,17 +49,19 @@ def create_directory(directory: Path) -> None:
     with _explained(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir()
+        reached("created", directory)
         _sync_directory(directory.parent)
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write or replace a file so that a reader sees the old bytes or the new ones, also after a crash."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished = path.with_name(f".{path.name}{UNFINISHED}")
     with _explained(path):
         try:
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            _write_and_close(descriptor, data)
+            _write_and_close(descriptor, data, unfinished)
             os.replace(unfinished, path)
+            reached("renamed", path)
             _sync_directory(path.parent)
         except BaseException:
             unfinished.unlink(missing_ok=True)
@@ -69,7 +74,7 @@ def append_whole(path: Path, data: bytes) -> None:
         before = path.stat().st_size if path.exists() else 0
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            _write_and_close(descriptor, data)
+            _write_and_close(descriptor, data, path)
         except BaseException:
             os.truncate(path, before)
             raise
@@ -77,14 +82,41 @@ def append_whole(path: Path, data: bytes) -> None:
             _sync_directory(path.parent)
 
 
-def _write_and_close(descriptor: int, data: bytes) -> None:
+def cut_file(path: Path, size: int) -> None:
+    """Cut a file back to its first ``size`` bytes."""
+    with _explained(path):
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        reached("cut", path)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what a process that was killed within `write_whole` left in a directory."""
+    for path in directory.glob(f".*{UNFINISHED}"):
+        path.unlink()
+
+
+def _write_and_close(descriptor: int, data: bytes, path: Path) -> None:
+    """Write in two halves: each is a write point, so that a test can leave half a file behind."""
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        reached("opened", path)
+        middle = len(data) // 2
+        for part in (data[:middle], data[middle:]):
+            _write(descriptor, part)
+            reached("written", path)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def _sync_directory(directory: Path) -> None:

@@ -79,6 +79,11 @@ class RunRecord:
         )
 
     @property
+    def step_lines(self) -> tuple[bytes, ...]:
+        """The lines of ``steps.jsonl`` with their newlines, unfinished line excluded."""
+        return tuple(line + b"\n" for line in self._step_bytes.split(b"\n")[:-1])
+
+    @property
     def steps_digest(self) -> str:
         """blake3 of ``steps.jsonl``, unfinished line excluded."""
         return blake3(self._step_bytes[: self._step_bytes.rfind(b"\n") + 1]).hexdigest()

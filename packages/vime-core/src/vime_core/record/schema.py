@@ -39,6 +39,19 @@ class ProcessEntry(Entry):
     hardware: Mapping[str, Any]
 
 
+class ResumeEntry(Entry):
+    """A stopped run that went on: from where, and in which processes."""
+
+    step: int
+    """The first step that was done after the checkpoint (or after the start, without one)."""
+    recorded: int
+    """How many steps the record held; those from ``step`` on were done again and compared with it."""
+    vime_version: str
+    plugins: tuple[PluginEntry, ...]
+    platform: Mapping[str, str]
+    processes: tuple[ProcessEntry, ...]
+
+
 class Manifest(Entry):
     """``manifest.json``: everything that decides a run's bits, and what happened to it."""
 
@@ -50,11 +63,15 @@ class Manifest(Entry):
     policy: str
     contract: str = ""
     plugins: tuple[PluginEntry, ...] = ()
+    module_directories: tuple[str, ...] = ()
+    """Where modules of ``plugins.modules`` were looked for, so that a resumed run finds them."""
     processes: tuple[ProcessEntry, ...] = ()
     platform: Mapping[str, str]
     model_root: str = ""
     """Merkle root over ``initial_weights``; empty when they were not digested."""
     initial_weights: Digests = {}
+    resumed: tuple[ResumeEntry, ...] = ()
+    """Each time that the run was stopped and went on."""
     status: Status = "running"
     error: str = ""
     steps: int = 0

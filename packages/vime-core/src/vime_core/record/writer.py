@@ -10,11 +10,20 @@ from typing import Any, Self
 
 from blake3 import blake3
 
-from vime_core.errors import RecordError, VimeError
+from vime_core.errors import ContractViolation, RecordError, VimeError
 from vime_core.record.check import entry_findings
-from vime_core.record.files import append_whole, create_directory, refuse_existing, write_whole
+from vime_core.record.files import (
+    append_whole,
+    create_directory,
+    cut_file,
+    refuse_existing,
+    remove_unfinished,
+    write_whole,
+)
 from vime_core.record.layout import MANIFEST, SAMPLES, STEPS, samples_path
+from vime_core.record.lock import DirectoryLock
 from vime_core.record.parquet import to_parquet
+from vime_core.record.reader import RunRecord
 from vime_core.record.samples import sample_columns, train_columns
 from vime_core.record.schema import Manifest, Status, StepEntry
 from vime_core.types import Float32Array, Sample
@@ -32,9 +41,16 @@ class RecordWriter:
         self.directory = directory
         self.manifest = manifest
         self.last_weights_root = ""
+        self._lock = DirectoryLock(directory)
+        self._recorded: dict[int, StepEntry] = {}
         self._next_step: int | None = None
         self._count = 0
         self._lines = blake3()
+        self._digests: dict[int, str] = {}
+
+    def digest_before(self, step: int) -> str:
+        """blake3 of the recorded lines before ``step``, which is recorded up to there."""
+        return self._digests[step]
 
     @classmethod
     def create(cls, directory: Path, manifest: Manifest) -> Self:
@@ -48,6 +64,47 @@ class RecordWriter:
         writer = cls(directory, manifest)
         writer.update_manifest(run_id=manifest.run_id or secrets.token_hex(16))
         return writer
+
+    @classmethod
+    def resume(cls, directory: Path, *, keep: int | None = None, **changes: Any) -> Self:
+        """Go on with the record of a run that was stopped: whatever it left half-written is removed.
+
+        Steps that it finished stay. Writing one of them again compares it with what is recorded.
+
+        Args:
+            directory: the record.
+            keep: keep only so many steps; None: all.
+            changes: fields of the manifest.
+
+        Raises:
+            RecordError: it is no record, is damaged, or a process still writes it.
+        """
+        writer = cls(directory, RunRecord.open(directory).manifest)
+        (directory / SAMPLES).mkdir(exist_ok=True)
+        for place in (directory, directory / SAMPLES):
+            remove_unfinished(place)
+        record = RunRecord.open(directory)
+        steps = record.steps[:keep]
+        writer.update_manifest(status="running", error="", steps=0, steps_digest="", **changes)
+        writer._take_up(record, steps)
+        return writer
+
+    def _take_up(self, record: RunRecord, steps: Sequence[StepEntry]) -> None:
+        lines = record.step_lines[: len(steps)]
+        if (self.directory / STEPS).exists():
+            cut_file(self.directory / STEPS, sum(map(len, lines)))
+        for entry in record.steps[len(steps) :]:
+            samples_path(self.directory, entry.step).unlink(missing_ok=True)
+        self._recorded = {entry.step: entry for entry in steps}
+        for entry, line in zip(steps, lines, strict=True):
+            self._count_line(entry, line)
+
+    def _count_line(self, entry: StepEntry, line: bytes) -> None:
+        self._lines.update(line)
+        self._count += 1
+        self._next_step = entry.step + 1
+        self._digests[self._next_step] = self._lines.hexdigest()
+        self.last_weights_root = entry.weights_root
 
     def update_manifest(self, **changes: Any) -> None:
         """Replace fields of the manifest. Raises RecordError when it cannot be written; the old one then stands."""
@@ -72,7 +129,12 @@ class RecordWriter:
 
         Raises:
             RecordError: something doesn't fit together, or the disk is full or refuses; earlier steps stay valid.
+            ContractViolation: the step is recorded, from before the run was stopped, and now came out otherwise.
         """
+        self._require_running()
+        if entry.step in self._recorded:
+            require_same_step(self._recorded.pop(entry.step), entry)
+            return
         self._require_next(entry)
         updates = samples_of_updates(entry, len(samples))
         keys = [sample.key for sample in samples]
@@ -83,10 +145,7 @@ class RecordWriter:
         write_whole(samples_path(self.directory, entry.step), to_parquet(columns))
         line = entry.model_dump_json().encode() + b"\n"
         append_whole(self.directory / STEPS, line)
-        self._lines.update(line)
-        self._count += 1
-        self._next_step = entry.step + 1
-        self.last_weights_root = entry.weights_root
+        self._count_line(entry, line)
 
     def finish(self, status: Status, error: str = "") -> None:
         """Close the record as ``complete`` or ``failed``; nothing can be written afterwards."""
@@ -99,8 +158,13 @@ class RecordWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.manifest.status != "running":
-            return
+        try:
+            if self.manifest.status == "running":
+                self._fail(error)
+        finally:
+            self._lock.release()
+
+    def _fail(self, error: BaseException | None) -> None:
         if error is None:
             self.finish("failed", "the run ended without saying how")
             return
@@ -116,10 +180,25 @@ class RecordWriter:
             )
 
     def _require_next(self, entry: StepEntry) -> None:
-        self._require_running()
         if self._next_step is not None and entry.step != self._next_step:
             raise _misuse(
                 f"step {entry.step} comes where step {self._next_step} belongs", "Record every step, in order."
+            )
+
+
+def require_same_step(recorded: StepEntry, again: StepEntry) -> None:
+    """Compare a step that was done again after a resume with its line; timings may differ.
+
+    Raises:
+        ContractViolation: naming the first result that differs.
+    """
+    for name in StepEntry.model_fields:
+        if name != "timings" and getattr(recorded, name) != getattr(again, name):
+            raise ContractViolation(
+                f"step {again.step} was recorded before the run was stopped, and doing it again gave other {name}",
+                remedy="Something that decides bits is not as it was; `vime verify resume CONFIG` shows whether a"
+                " resumed run repeats at all on this machine. The record keeps what it held.",
+                code="VIME-ALIGN-006",
             )
 
 

@@ -15,6 +15,9 @@ class ConsoleSink:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         print(line(step, metrics), file=sys.stderr, flush=True)
 
+    def rewind(self, step: int) -> None:
+        print(f"going on with step {step + 1}", file=sys.stderr, flush=True)
+
     def close(self) -> None:
         pass
 
