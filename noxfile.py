@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(requires=["env"])
 def long(session: nox.Session) -> None:
-    """Run the tests that take minutes each: a run killed at fifty random moments, for example."""
+    """Run the tests that take minutes each: a run killed at fifty random moments, 300 random structures."""
     _run(session, "python", "-m", "pytest", "-m", "long", *session.posargs)
 
 
@@ -88,8 +88,8 @@ def packages(session: nox.Session) -> None:
     _run(session, "python", "tools/check_packages.py", *session.posargs)
 
 
-def _run(session: nox.Session, program: str, *args: str) -> None:
-    variables = {"PATH": f"{ENV / 'bin'}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(ENV)}
+def _run(session: nox.Session, program: str, *args: str, env: Mapping[str, str] | None = None) -> None:
+    variables = {"PATH": f"{ENV / 'bin'}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(ENV), **(env or {})}
     with _timed(session):
         session.run(str(ENV / "bin" / program), *args, env=variables, external=True)
 

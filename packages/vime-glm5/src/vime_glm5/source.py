@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from vime_core.config.schema import NonNegativeInt, PositiveInt
+from vime_core.data.byte_tokenizer import write_byte_tokenizer
 from vime_core.plugins.types import Options
 from vime_glm5.structure import MODEL_TYPE, Glm5Shape, read_shape
 from vime_megatron.requirement import require_transformers
 from vime_megatron.sources.cache import cache_key, make_once
-from vime_megatron.sources.random_qwen2 import write_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,7 +120,7 @@ def _write(options: RandomGlm5Options, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     weights = dict(random_weights(weight_shapes(read_shape(config)), options.seed))
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    write_tokenizer(directory, options.vocabulary, options.context)
+    write_byte_tokenizer(directory, options.vocabulary, options.context)
 
 
 def weight_shapes(shape: Glm5Shape) -> dict[str, tuple[int, ...]]:

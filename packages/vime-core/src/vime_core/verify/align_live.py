@@ -53,22 +53,25 @@ class AlignOptions:
     longest: int = 0
 
 
-def verify_align(sides: Sides, options: AlignOptions, first_version: int = 0) -> Verdict:
+def verify_align(
+    sides: Sides, options: AlignOptions, first_version: int = 0, requests: Sequence[SampleRequest] = ()
+) -> Verdict:
     """Generate, score, compare; step, update, and compare again.
 
     Args:
         sides: open, with a learning rate that moves bf16 weights (`vime_core.verify.live.with_learning_rate`).
         options: how much.
         first_version: the weight version that the engine holds now.
+        requests: what is compared besides, instead of the run's own first requests.
 
     Raises:
         ConfigError: ``layers`` is asked for without a contract.
         BackendError: a side died, or gave an answer that no comparison can use.
     """
     require_contract(sides.parts.config, options)
-    requests = first_requests(sides.parts, options.samples)
-    requests += reaching_requests(sides.parts, requests, options.longest)
-    comparison = _Comparison(sides, options, requests)
+    compared = list(requests) or first_requests(sides.parts, options.samples)
+    compared += reaching_requests(sides.parts, compared, options.longest)
+    comparison = _Comparison(sides, options, compared)
     try:
         comparison.run(first_version)
     except (ContractViolation, NotFinite) as error:

@@ -8,9 +8,6 @@ initialisation (0.02) are nearly constant, and then every comparison of log-prob
 
 from __future__ import annotations
 
-import itertools
-import json
-import string
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from vime_core.config.schema import NonNegativeInt, PositiveInt
+from vime_core.data.byte_tokenizer import LEAST, MOST, write_byte_tokenizer
 from vime_core.plugins.types import Options
 from vime_megatron.requirement import require_transformers
 from vime_megatron.sources.cache import cache_key, make_once
@@ -25,12 +23,6 @@ from vime_megatron.sources.cache import cache_key, make_once
 if TYPE_CHECKING:
     from torch import Tensor
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-BYTES = 256
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 FORMAT = 1
 """Raise it whenever the same options give other bits."""
 
@@ -44,7 +36,7 @@ class RandomQwen2Options(Options):
     intermediate: PositiveInt = 512
     heads: PositiveInt = 4
     key_value_heads: PositiveInt = Field(2, description="Divides heads.")
-    vocabulary: int = Field(512, ge=BYTES + len(SPECIAL_TOKENS), le=BYTES + len(SPECIAL_TOKENS) + 26 * 26)
+    vocabulary: int = Field(512, ge=LEAST, le=MOST)
     context: PositiveInt = Field(1024, description="max_position_embeddings.")
     tied: bool = Field(True, description="One matrix for embedding and output layer.")
 
@@ -98,7 +90,7 @@ def _write(options: RandomQwen2Options, directory: Path) -> None:
         model = causal_lm.from_config(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     save_file(dict(_weights(shapes, options.seed)), directory / "model.safetensors", metadata={"format": "pt"})
-    write_tokenizer(directory, options.vocabulary, options.context)
+    write_byte_tokenizer(directory, options.vocabulary, options.context)
 
 
 def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, Tensor]]:
@@ -109,27 +101,3 @@ def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[st
     for name, shape in shapes.items():
         tensor = 0.1 * torch.randn(shape, generator=generator)
         yield name, (tensor + 1 if "norm" in name else tensor).to(torch.bfloat16)
-
-
-def write_tokenizer(directory: Path, vocabulary: int, context: int) -> None:
-    """Byte-level BPE: special tokens, the bytes, then pairs of letters until the vocabulary is full."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    room = vocabulary - BYTES - len(SPECIAL_TOKENS)
-    letters = string.ascii_lowercase
-    merges = list(itertools.islice(((first, second) for first in letters for second in letters), room))
-    symbols = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=SPECIAL_TOKENS[2],
-        pad_token=SPECIAL_TOKENS[0],
-        additional_special_tokens=[SPECIAL_TOKENS[1]],
-        model_max_length=context,
-        chat_template=CHAT_TEMPLATE,
-    )
-    fast.save_pretrained(directory)
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "pad_token_id": 0}))
