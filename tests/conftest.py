@@ -22,3 +22,10 @@ def tiny_model(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
     config, plugins = load_config([smoke], [f"run.cache='{cache}'"])
     return model_directory(config, plugins)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests recorded as their ``summary``, whether they passed or not."""
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        for text in [value for name, value in getattr(report, "user_properties", ()) if name == "summary"]:
+            terminalreporter.write_line(f"{report.nodeid}: {text}")

@@ -60,7 +60,7 @@ def align(structure: RandomStructure, place: Path, plant: Callable[[Sides], obje
 
 
 def test_log_probs_are_equal_on_random_structures(
-    engines: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engines: None, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     verdicts: dict[int, Verdict] = {}
     refused: dict[int, str] = {}
@@ -71,10 +71,9 @@ def test_log_probs_are_equal_on_random_structures(
             refused[seed] = f"{error.code} {error.message}"
     tokens = sum(verdict.coverage.tokens for verdict in verdicts.values())
     unequal = sum(verdict.unequal for verdict in verdicts.values())
-    with capsys.disabled():
-        print(f"\n{len(verdicts)} structures, {tokens} tokens, {unequal} unequal; {len(refused)} refused")
-        for seed, why in refused.items():
-            print(f"refused: {random_structure(seed)}\n  {why}")
+    counts = f"{len(verdicts)} structures, {tokens} tokens, {unequal} unequal; {len(refused)} refused"
+    named = [f"refused: {random_structure(seed)}\n  {why}" for seed, why in refused.items()]
+    record_property("summary", "\n".join([counts, *named]))
     wrong = [f"{random_structure(seed)}\n  {v.sentence}" for seed, v in verdicts.items() if v.exit_code]
     assert not wrong, "\n".join(wrong)
     assert len(refused) <= 0.05 * len(SEEDS)
