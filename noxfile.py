@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,8 +88,8 @@ def packages(session: nox.Session) -> None:
     _run(session, "python", "tools/check_packages.py", *session.posargs)
 
 
-def _run(session: nox.Session, program: str, *args: str, env: Mapping[str, str] | None = None) -> None:
-    variables = {"PATH": f"{ENV / 'bin'}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(ENV), **(env or {})}
+def _run(session: nox.Session, program: str, *args: str) -> None:
+    variables = {"PATH": f"{ENV / 'bin'}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(ENV)}
     with _timed(session):
         session.run(str(ENV / "bin" / program), *args, env=variables, external=True)
 
