@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from typing import TYPE_CHECKING
 
 from vime_core.backends import TrainerContext
 from vime_core.errors import ConfigError
 from vime_megatron.options import MegatronOptions
+from vime_megatron.quiet import silence_megatron
 from vime_megatron.requirement import require_megatron
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def open_trainer(context: TrainerContext) -> TrainerRank:
     options = context.options
     assert isinstance(options, MegatronOptions)
     refuse_ranks(options, context.config.run.launcher)
-    _silence_megatron()
+    silence_megatron()
     from vime_megatron.parallel import Ranks
     from vime_megatron.rank import TrainerRank
 
@@ -45,14 +44,3 @@ def refuse_ranks(options: MegatronOptions, launcher: str) -> None:
                 remedy=f"Set trainer.megatron.{key} = 1.",
                 code="VIME-CONFIG-056",
             )
-
-
-def _silence_megatron() -> None:
-    """Megatron warns of every absent optional package and of its own use of older torch calls; no user can act."""
-    logging.getLogger("megatron").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"(megatron|torch\.distributed\.checkpoint)\.")
-    warnings.filterwarnings(
-        "ignore", category=UserWarning, message=r"The \.grad attribute of a Tensor that is not a leaf"
-    )
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecating ShardedTensor")
-    warnings.filterwarnings("ignore", category=FutureWarning, message=r"`torch\.distributed\.\w+` is deprecated")
