@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from command import Ran, no_traceback, vime
 from flip_one_bit import TENSOR
@@ -22,7 +24,8 @@ class Repeated:
     second: Path
 
 
-SETS = ["--set", "run.checkpoint_every=1", "--set", "plugins.modules=['flip_one_bit']"]
+EVALUATION = ["--set", "evaluation.every=1", "--set", "evaluation.prompts=2"]
+SETS = [*EVALUATION, "--set", "run.checkpoint_every=1", "--set", "plugins.modules=['flip_one_bit']"]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,43 @@ def test_the_difference_is_named_by_step_and_tensor(repeated: Repeated, flipped:
     no_traceback(said)
     assert TENSOR in said.out
     assert "Step 1, weights" in said.out
+
+
+def test_evaluations_are_recorded_and_compared(repeated: Repeated) -> None:
+    columns = pq.read_table(repeated.first / "evaluation" / "step-000000.parquet")
+    assert columns.num_rows == 2
+    assert all(columns["response_text"].to_pylist())
+    step = json.loads((repeated.first / "steps.jsonl").read_text().splitlines()[0])
+    assert sorted(step["evaluation"]) == ["prompts", "rewards", "rollout_log_probs", "tokens"]
+
+
+def copied(repeated: Repeated, to: Path) -> Path:
+    shutil.copytree(repeated.second, to)
+    return to
+
+
+def edit_manifest(record: Path, **changes: object) -> None:
+    path = record / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_record_that_still_runs_is_not_called_equal(repeated: Repeated, tmp_path: Path) -> None:
+    running = copied(repeated, tmp_path / "running")
+    edit_manifest(running, status="running", steps=0, steps_digest="")
+    (running / "seal.json").unlink()
+    ran = vime("diff", repeated.first, running)
+    assert ran.code == 3, ran.text
+    assert "No digest differs in the 2 steps that both records hold, but the second record is running" in ran.out
+    assert vime("diff", repeated.first, running, "--json").json["equal"] is None
+
+
+def test_an_edited_list_of_processes_is_found(repeated: Repeated, tmp_path: Path) -> None:
+    edited = copied(repeated, tmp_path / "edited")
+    edit_manifest(edited, processes=[])
+    for command in (("diff",), ("verify", "repeat")):
+        ran = vime(*command, repeated.first, edited)
+        assert ran.code == 1, ran.text
+        assert "manifest.json is not what was sealed" in ran.out
 
 
 def test_equal_records_have_no_difference(repeated: Repeated) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vime_core.record.digest import array_digest, merkle_root
 from vime_core.record.reader import RunRecord
-from vime_core.record.samples import log_prob_digest, step_digests
+from vime_core.record.samples import log_prob_digest, sample_columns, sampled_digests, step_digests
 from vime_core.record.schema import Manifest, StepEntry, UpdateEntry
 from vime_core.record.writer import RecordWriter
 from vime_core.types import Float32Array, Sample
@@ -40,7 +40,8 @@ class Step:
     updates: tuple[Update, ...]
     weights: Arrays
     optimizer: Arrays
-    evaluation: dict[str, float] = field(default_factory=dict)
+    evaluation: tuple[Sample, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def tensors(seed: int) -> Arrays:
@@ -85,6 +86,12 @@ def make_step(step: int, updates: int = 1) -> Step:
     )
 
 
+def with_evaluation(steps: list[Step], step: int, *responses: Sample) -> list[Step]:
+    """The same steps with an evaluation before one of them; by default of two responses."""
+    samples = responses or tuple(replace(sample(step, prompt, 0), prompt_index=prompt) for prompt in (0, 1))
+    return change_step(steps, step, evaluation=samples)
+
+
 def make_run(steps: int = 2, updates: int = 1) -> list[Step]:
     return [make_step(number, updates) for number in range(steps)]
 
@@ -105,8 +112,8 @@ def entry_of(step: Step) -> StepEntry:
         weights_root=merkle_root(weights),
         optimizer=optimizer,
         optimizer_root=merkle_root(optimizer),
-        metrics={"reward/mean": (0.5).hex()},
-        evaluation={name: value.hex() for name, value in step.evaluation.items()},
+        metrics={"reward/mean": (0.5).hex(), **{name: value.hex() for name, value in step.metrics.items()}},
+        evaluation=sampled_digests(sample_columns(step.evaluation)) if step.evaluation else {},
         timings={"generate": 0.1},
     )
 
@@ -148,7 +155,7 @@ def manifest(**changes: Any) -> Manifest:
 
 
 def write_step(writer: RecordWriter, step: Step) -> None:
-    writer.write_step(entry_of(step), step.samples, step.train_log_probs, step.advantages)
+    writer.write_step(entry_of(step), step.samples, step.train_log_probs, step.advantages, step.evaluation)
 
 
 def write_run(directory: Path, steps: list[Step], *, status: str = "complete", **changes: Any) -> RunRecord:

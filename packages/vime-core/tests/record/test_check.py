@@ -12,16 +12,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import make_run, write_run
+from blake3 import blake3
+from synthetic import CONFIG, change_sample, make_run, manifest, with_evaluation, write_run, write_step
 
 from vime_core.record.reader import RunRecord
+from vime_core.record.seal import write_seal
+from vime_core.record.writer import RecordWriter
 
 Spoil = Callable[[Path], object]
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run", make_run(3, updates=2)).directory
+    directory = tmp_path / "run"
+    writer = RecordWriter.create(directory, manifest())
+    for step in with_evaluation(make_run(3, updates=2), 1):
+        write_step(writer, step)
+    (directory / "metrics.jsonl").write_text('{"step": 0, "reward": NaN}\n')
+    (directory / "checkpoints").mkdir()
+    (directory / "checkpoints" / "large").write_bytes(b"not sealed")
+    writer.finish("complete")
+    return directory
 
 
 def edit_line(line: int, change: Callable[[dict[str, Any]], object]) -> Spoil:
@@ -46,22 +57,36 @@ def edit_manifest(change: Callable[[dict[str, Any]], object]) -> Spoil:
     return spoil
 
 
-def edit_samples(change: Callable[[Any], Any]) -> Spoil:
+def edit_seal(change: Callable[[dict[str, Any]], object]) -> Spoil:
     def spoil(directory: Path) -> None:
-        path = directory / "samples" / "step-000001.parquet"
+        path = directory / "seal.json"
+        table = json.loads(path.read_text())
+        change(table)
+        path.write_text(json.dumps(table))
+
+    return spoil
+
+
+def edit_samples(change: Callable[[Any], Any], file: str = "samples/step-000001.parquet") -> Spoil:
+    def spoil(directory: Path) -> None:
+        path = directory / file
         pq.write_table(change(pq.read_table(path)), path, use_dictionary=False)
 
     return spoil
 
 
 def edit_column(name: str, change: Callable[[list[Any]], object]) -> Spoil:
+    return edit_parquet("samples/step-000001.parquet", name, change)
+
+
+def edit_parquet(file: str, name: str, change: Callable[[list[Any]], object]) -> Spoil:
     def edit(table: Any) -> Any:
         values = table.column(name).to_pylist()
         change(values)
         place = table.schema.get_field_index(name)
         return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
 
-    return edit_samples(edit)
+    return edit_samples(edit, file)
 
 
 def next_float(values: list[Any]) -> None:
@@ -141,6 +166,33 @@ CASES: list[tuple[Spoil, str]] = [
 ]
 
 
+CASES += [
+    (edit_manifest(lambda t: t.update(processes=[])), "manifest.json is not what was sealed"),
+    (edit_manifest(lambda t: t["platform"].update(machine="arm64")), "manifest.json is not what was sealed"),
+    (lambda d: (d / "seal.json").unlink(), "seal.json is missing, although the record is complete"),
+    (edit_seal(lambda t: t.update(digest="0" * 64)), "seal.json: its digest is not that of the 7 files"),
+    (edit_seal(lambda t: t["files"].pop("steps.jsonl")), "steps.jsonl was not there when the record was sealed"),
+    (edit_seal(lambda t: t["files"].update(other="0" * 64)), "other is missing, although it was sealed"),
+    (edit_seal(lambda t: t.update(format="vime-record/9")), "seal.json: its format is 'vime-record/9'"),
+    (lambda d: (d / "metrics.jsonl").write_text("{}\n"), "metrics.jsonl is not what was sealed"),
+    (lambda d: (d / "metrics.jsonl").write_text('{"a": 1, "a": 2}\n'), "the key 'a' comes twice"),
+    (lambda d: (d / "taps").mkdir() or (d / "taps" / "x").touch(), "taps/x was not there when the record was sealed"),
+    (
+        edit_parquet("evaluation/step-000001.parquet", "response_text", lambda v: v.__setitem__(0, "!")),
+        "step 1: evaluation: the digest of tokens is not that of the stored responses",
+    ),
+    (
+        edit_parquet("evaluation/step-000001.parquet", "reward", lambda v: v.__setitem__(0, 0.5)),
+        "step 1: evaluation: the digest of rewards is not",
+    ),
+    (
+        lambda d: (d / "evaluation/step-000001.parquet").unlink(),
+        "step 1: the line has digests of an evaluation, but no response is stored",
+    ),
+    (edit_line(1, lambda t: t.update(evaluation={})), "step 1: evaluation: the digest of prompts is not"),
+]
+
+
 def test_an_untouched_record_holds(directory: Path) -> None:
     check = RunRecord.open(directory).check()
     assert check.findings == ()
@@ -164,3 +216,65 @@ def test_a_record_that_still_runs_may_have_samples_ahead_of_their_line(tmp_path:
     directory = write_run(tmp_path / "run", make_run(2), status="running").directory
     drop_last_line(directory)
     assert RunRecord.open(directory).check().holds is True
+
+
+def sealed_again(directory: Path, spoil: Spoil) -> tuple[str, ...]:
+    """What a check finds when somebody edits a record and makes manifest and seal agree with it."""
+    spoil(directory)
+    lines = (directory / "steps.jsonl").read_bytes()
+    edit_manifest(lambda t: t.update(steps=lines.count(b"\n"), steps_digest=blake3(lines).hexdigest()))(directory)
+    write_seal(directory, (directory / "manifest.json").read_bytes())
+    return RunRecord.open(directory).check().findings
+
+
+def drop_step_zero(directory: Path) -> None:
+    path = directory / "steps.jsonl"
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
+    (directory / "samples" / "step-000000.parquet").unlink()
+
+
+def with_config(**sections: dict[str, Any]) -> Spoil:
+    return edit_manifest(
+        lambda t: t["config"].update({k: {**t["config"].get(k, {}), **v} for k, v in sections.items()})
+    )
+
+
+RESEALED: list[tuple[Spoil, str]] = [
+    (drop_step_zero, "the steps begin with step 1; step 0 is missing"),
+    (drop_step_zero, "the first step generated with weight version 1, not 0"),
+    (
+        edit_line(1, lambda t: t.update(weight_version=7)),
+        "step 1: it generated with weight version 7, but holds samples of version 1",
+    ),
+    (edit_line(1, lambda t: t.update(weight_version=7)), "step 1 generated with weight version 7, the step before it"),
+    (with_config(run={"steps": 4}), "3 steps are there, where 4 were configured"),
+    (
+        with_config(sampling={"prompts_per_step": 3, "samples_per_prompt": 2}),
+        "step 0: it holds 4 samples of 2 prompts, where the configuration promises 2 of each of 3",
+    ),
+    (with_config(evaluation={"every": 2}), "step 0: an evaluation was due, but none is recorded"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "finding"), RESEALED, ids=[f"{i}" for i in range(len(RESEALED))])
+def test_what_a_new_seal_does_not_hide(directory: Path, spoil: Spoil, finding: str) -> None:
+    findings = sealed_again(directory, spoil)
+    assert any(finding in found for found in findings), findings
+    assert not any("sealed" in found for found in findings)
+
+
+def test_what_only_the_digest_of_the_seal_shows(directory: Path) -> None:
+    """The limit that the format's page states: consistent edits, sealed again, agree with themselves."""
+    before = RunRecord.open(directory).seal
+    assert sealed_again(directory, edit_manifest(lambda t: t["platform"].update(machine="arm64"))) == ()
+    assert RunRecord.open(directory).seal != before
+
+
+def test_checkpoints_may_be_removed(directory: Path) -> None:
+    shutil.rmtree(directory / "checkpoints")
+    assert RunRecord.open(directory).check().holds is True
+
+
+def test_a_sample_of_another_version_is_found(tmp_path: Path) -> None:
+    record = write_run(tmp_path / "run", change_sample(make_run(2), 1, 2, weight_version=0), config=CONFIG)
+    assert record.check().findings == ("step 1: it generated with weight version 1, but holds samples of version 0",)

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import Step, change_sample, change_step, make_run, write_run
+from synthetic import Step, change_sample, change_step, make_run, with_evaluation, write_run
 
 from vime_core.record.digest import bytes_hash
 from vime_core.record.layout import MANIFEST, SAMPLES, STEPS
 from vime_core.record.samples import FIELDS
-from vime_core.record.schema import FORMAT, Manifest, StepEntry, UpdateEntry
+from vime_core.record.schema import FORMAT, Manifest, Seal, StepEntry, UpdateEntry
 
 DOCUMENT = (Path(__file__).parents[4] / "docs" / "record-format.md").read_text()
 
@@ -59,8 +59,9 @@ def long_run() -> list[Step]:
 
 
 def test_the_script_agrees_with_a_record(script: Path, tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", long_run()).directory
-    assert check(script, directory) == (0, "23 digests recomputed, 0 wrong\n")
+    record = write_run(tmp_path / "run", with_evaluation(long_run(), 1))
+    assert len(record.seal) == 64
+    assert check(script, record.directory) == (0, f"33 digests recomputed, 0 wrong\nseal {record.seal}\n")
 
 
 def test_the_script_stops_at_a_torn_line(script: Path, tmp_path: Path) -> None:
@@ -75,14 +76,24 @@ def test_the_script_stops_at_a_torn_line(script: Path, tmp_path: Path) -> None:
     [("reward", "rewards"), ("seed", "prompts"), ("response_text", "tokens"), ("advantage", "advantages")],
 )
 def test_the_script_finds_an_edited_record(script: Path, tmp_path: Path, column: str, stage: str) -> None:
-    directory = write_run(tmp_path / "run", make_run(1)).directory
-    path = directory / SAMPLES / "step-000000.parquet"
+    record = write_run(tmp_path / "run", make_run(1))
+    path = record.directory / SAMPLES / "step-000000.parquet"
     table = pq.read_table(path)
     values = table[column].to_pylist()
     values[2] = "?" if column == "response_text" else 7
     place = table.schema.get_field_index(column)
     pq.write_table(table.set_column(place, column, pa.array(values, table.schema.field(place).type)), path)
-    assert check(script, directory) == (1, f"10 digests recomputed, 1 wrong\nstep 0 {stage}\n")
+    wrong = f"samples/step-000000.parquet\nstep 0 {stage}"
+    assert check(script, record.directory) == (1, f"14 digests recomputed, 2 wrong\n{wrong}\nseal {record.seal}\n")
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "seal.json"])
+def test_the_script_finds_an_edit_that_only_the_seal_shows(script: Path, tmp_path: Path, file: str) -> None:
+    directory = write_run(tmp_path / "run", make_run(1)).directory
+    text = (directory / file).read_text()
+    changed = text.replace("x86_64", "arm64") if file == MANIFEST else re.sub('"digest": ".', '"digest": "x', text)
+    (directory / file).write_text(changed)
+    assert check(script, directory)[0] == 1
 
 
 def test_the_script_does_not_pass_an_empty_record(script: Path, tmp_path: Path) -> None:
@@ -96,6 +107,7 @@ def test_the_tables_name_every_key_and_column() -> None:
         *Manifest.model_fields,
         *StepEntry.model_fields,
         *UpdateEntry.model_fields,
+        *Seal.model_fields,
         *(field.name for field in FIELDS),
     ]
     assert [key for key in keys if f"`{key}`" not in DOCUMENT] == []

@@ -60,7 +60,7 @@ def test_reference_is_the_definition(length: int) -> None:
 
 
 def test_values_are_frozen() -> None:
-    """Records outlive versions: these values never change within vime-record/1."""
+    """Records outlive versions: these values never change within a format."""
     assert reference_hash(np.zeros(0, dtype=np.uint8)).hex() == FROZEN[0]
     assert reference_hash(np.arange(256, dtype=np.uint8)).hex() == FROZEN[1]
     assert reference_hash((np.arange(100_000) % 251).astype(np.uint8)).hex() == FROZEN[2]

@@ -41,8 +41,8 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object], line: int 
         ),
         (lambda d: edit_json(d / "manifest.json", lambda t: t.update(x=1)), "is damaged: x: Extra inputs", "006"),
         (
-            lambda d: edit_json(d / "manifest.json", lambda t: t.update(format="vime-record/2")),
-            "is in format 'vime-record/2', and this vime reads 'vime-record/1'",
+            lambda d: edit_json(d / "manifest.json", lambda t: t.update(format="vime-record/1")),
+            "is in format 'vime-record/1', and this vime reads 'vime-record/2'",
             "007",
         ),
     ],
@@ -80,8 +80,11 @@ def test_a_torn_last_line_of_a_complete_record_is_damage(directory: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{", "line 1: EOF"),
-        (b"", "line 1: EOF"),
+        (b"{", "line 1: Expecting property name"),
+        (b"", "line 1: Expecting value"),
+        (b'{"step": 0, "step": 0}', "line 1: the key 'step' comes twice"),
+        (b'{"timings": {"generate": NaN}}', "line 1: NaN is no JSON"),
+        (b"[" * 100_000, "line 1: "),
         (b"null", "line 1: "),
         (b'{"step": 0}', "line 1: weight_version: Field required"),
         (b"\0" * 40, "line 1: "),
@@ -112,3 +115,10 @@ def test_samples_of_a_step(directory: Path) -> None:
     )
     with pytest.raises(RecordError, match=r"cannot read .*step-000002\.parquet"):
         record.samples(2)
+
+
+def test_a_key_that_comes_twice_in_the_manifest(directory: Path) -> None:
+    path = directory / "manifest.json"
+    path.write_text(path.read_text().replace('"policy":', '"policy": "off/v1", "policy":'))
+    with pytest.raises(RecordError, match="the key 'policy' comes twice"):
+        RunRecord.open(directory)

@@ -33,6 +33,7 @@ def test_a_record_round_trips(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "a/b/run").rglob("*")) == [
         "manifest.json",
         "samples",
+        "seal.json",
         "step-000000.parquet",
         "step-000001.parquet",
         "step-000002.parquet",

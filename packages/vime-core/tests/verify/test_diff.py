@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_run, write_run
+from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_run, with_evaluation, write_run
 
 from vime_core.record.schema import ProcessEntry
-from vime_core.verify.diff import NothingCompared, diff_records
+from vime_core.verify.diff import NothingCompared, context_differences, diff_records, unfinished
 from vime_core.verify.difference import Difference
 
 BASE = make_run(3, updates=2)
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[list[Step], dict[str, Any]]] = {
         {"stage": "optimizer state", "tensor": "norm.weight.exp_avg"},
     ),
     "evaluation": (
-        change_step(BASE, 1, evaluation={"evaluation/reward": 0.5}),
+        change_step(BASE, 1, metrics={"evaluation/reward": 0.5}),
         {"stage": "evaluation", "what": "evaluation/reward is None and 0x1.0000000000000p-1"},
     ),
     "lost tensor": (
@@ -333,3 +333,54 @@ def test_a_digest_that_its_samples_do_not_explain(tmp_path: Path) -> None:
     assert difference is not None
     assert "the digests differ, the stored samples don't" in difference.sentence
     assert "damaged or edited" in difference.sentence
+
+
+def evaluated(**changes: Any) -> list[Step]:
+    responses = list(with_evaluation(BASE, 1)[1].evaluation)
+    responses[1] = replace(responses[1], **changes)
+    return with_evaluation(BASE, 1, *responses)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"response_text": "other"}, "tokens: response_text is"),
+        ({"reward": 0.5}, "rewards: 1.0 and 0.5"),
+        ({"seed": 5}, "prompts: seed is"),
+    ],
+)
+def test_another_evaluation(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+    table = found(tmp_path, evaluated(**changes), other=with_evaluation(BASE, 1))
+    assert (table["step"], table["stage"], table["sample"]) == (1, "evaluation", [1, 0])
+    assert table["what"].startswith(what)
+    assert "Step 1, evaluation, prompt 1, sample 0" in table["sentence"]
+
+
+def test_an_evaluation_on_one_side_only(tmp_path: Path) -> None:
+    table = found(tmp_path, with_evaluation(BASE, 1))
+    assert (table["stage"], table["what"]) == ("evaluation", "only the second record has it")
+
+
+def process(**environment: str) -> ProcessEntry:
+    return ProcessEntry(role="rollout", rank=0, pid=1, environment=environment, settings={}, versions={}, hardware={})
+
+
+def test_what_an_engine_draws_anew_in_every_run_is_no_difference(tmp_path: Path) -> None:
+    a, b = (
+        write_run(tmp_path / name, BASE, processes=(process(VLLM_DIST_IDENT=name, OMP_NUM_THREADS="1"),))
+        for name in "ab"
+    )
+    assert context_differences(a, b) == ()
+
+
+@pytest.mark.parametrize("status", ["running", "failed"])
+@pytest.mark.parametrize("steps", [3, 2])
+def test_a_record_that_is_not_complete_is_named(tmp_path: Path, status: str, steps: int) -> None:
+    a, b = write_run(tmp_path / "a", BASE[:steps]), write_run(tmp_path / "b", BASE[:2], status=status)
+    words = f"the second record is {status} with 2 of unknown steps"
+    assert unfinished(a, b) == words
+    difference = diff_records(a, b)
+    assert (difference is None) == (steps == 2)
+    if difference is not None:
+        assert difference.sentence.endswith(f"; {words}.")
+        assert difference.as_json()["unfinished"] == words

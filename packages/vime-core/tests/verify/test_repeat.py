@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_run, tensors, write_run
+from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_run, tensors, with_evaluation, write_run
 
 from vime_core.errors import RecordError
 from vime_core.record.reader import RunRecord
@@ -146,7 +146,7 @@ def nan_in_train_log_probs() -> list[Step]:
         (change_step(BASE, 1, advantages=np.array([0, 0, 0, np.nan], dtype=np.float32)), "step 1, advantages"),
         (change_step(BASE, 1, updates=(replace(BASE[1].updates[0], loss=math.nan),)), "step 1, loss"),
         (change_step(BASE, 0, updates=(replace(BASE[0].updates[0], grad_norm=math.nan),)), "step 0, grad_norm"),
-        (change_step(BASE, 0, evaluation={"evaluation/reward": math.nan}), "step 0, metric evaluation/reward"),
+        (change_step(BASE, 0, metrics={"evaluation/reward": math.nan}), "step 0, metric evaluation/reward"),
     ],
 )
 def test_nan_in_both_does_not_hold(tmp_path: Path, steps: list[Step], first: str) -> None:
@@ -171,7 +171,6 @@ def still_weights(step: Step) -> Step:
     return replace(step, weights=tensors(0))
 
 
-LONGER = {**CONFIG, "run": {**CONFIG["run"], "steps": 5}}
 UNCHECKED: dict[str, tuple[list[Step], dict[str, Any], dict[str, Any], str, str]] = {
     "two empty records": ([], {}, {}, "steps of the first record", "no sampled token"),
     "no tokens": (no_tokens(), {}, {}, "steps of the first record", "no sampled token"),
@@ -184,13 +183,6 @@ UNCHECKED: dict[str, tuple[list[Step], dict[str, Any], dict[str, Any], str, str]
     ),
     "one run failed": (BASE, {}, {"status": "failed"}, "status of the second record", "the second run is 'failed'"),
     "both still run": (BASE, {"status": "running"}, {}, "status of the first record", "the first run is 'running'"),
-    "fewer steps than configured": (
-        BASE,
-        {"config": LONGER},
-        {},
-        "steps of the first record",
-        "holds steps up to 1 where 5 steps were configured",
-    ),
     "initial weights of one": (
         BASE,
         {},
@@ -290,3 +282,21 @@ def test_a_cut_line_of_a_complete_record_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(RecordError, match="is cut off although the record is complete"):
         verify_repeat(a, RunRecord.open(b.directory))
+
+
+def test_steps_that_were_promised_but_lack_on_both_sides(tmp_path: Path) -> None:
+    longer = {**CONFIG, "run": {**CONFIG["run"], "steps": 5}}
+    a, b = (write_run(tmp_path / name, BASE, config=longer) for name in "ab")
+    verdict = verify_repeat(a, b)
+    assert (verdict.exit_code, verdict.coverage.nothing) == (1, True)
+    assert "2 steps are there, where 5 were configured" in verdict.sentence
+
+
+def test_evaluation_responses_are_compared(tmp_path: Path) -> None:
+    steps = with_evaluation(BASE, 1)
+    responses = list(steps[1].evaluation)
+    responses[1] = replace(responses[1], response_text="other")
+    verdict = verdict_on(tmp_path, steps, with_evaluation(BASE, 1, *responses))
+    assert (verdict.exit_code, verdict.first) == (1, "step 1, evaluation, prompt 1, sample 0")
+    assert "tokens: response_text is" in verdict.sentence
+    assert verdict_on(tmp_path / "same", steps, steps).coverage.tokens == 32 + 7

@@ -18,21 +18,28 @@ def diff(
 ) -> int:
     """Say in one sentence where two runs first differ.
 
-    Exit code 0: every recorded bit is equal. 1: they differ, or a record contradicts itself. 3: nothing was compared.
+    Exit code 0: both are complete, and every recorded bit is equal. 1: they differ, or a record contradicts itself. 3:
+    nothing was compared, or what was is equal, but a record is not complete.
     """
     from vime_core.record.reader import RunRecord
-    from vime_core.verify.diff import diff_records
+    from vime_core.verify.diff import diff_records, unfinished
 
     records = [RunRecord.open(run_a), RunRecord.open(run_b)]
     damage = [f"{record.directory}: {finding}" for record in records for finding in record.check().findings]
     if damage:
         return _print_damage(damage, as_json=as_json)
-    difference = diff_records(*records)
+    difference, rest = diff_records(*records), unfinished(*records)
     if as_json:
-        print_json({"equal": difference is None, "difference": None if difference is None else difference.as_json()})
+        equal = None if rest and difference is None else difference is None
+        print_json({"equal": equal, "difference": difference and difference.as_json(), "unfinished": rest})
+    elif difference is not None:
+        print(difference.sentence)
+    elif rest:
+        steps = min(len(record.steps) for record in records)
+        print(f"No digest differs in the {steps} steps that both records hold, but {rest}: the rest was not compared.")
     else:
-        print("The two records are equal in every digest." if difference is None else difference.sentence)
-    return 0 if difference is None else 1
+        print("The two records are complete and equal in every digest.")
+    return 1 if difference is not None else 3 if rest else 0
 
 
 def _print_damage(damage: list[str], *, as_json: bool) -> int:

@@ -67,21 +67,22 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
         _record_start(writer, sides, resumption)
         version = restore(resumption, sides.trainer, sides.rollout) if resumption else 0
         first = resumption.next_step if resumption else 0
-        yield Session(
-            config=config,
-            plugins=plugins,
-            tokenizer=parts.tokenizer,
-            prompts=parts.prompts,
-            evaluation=preparation.evaluation,
-            scorer=scorer,
-            algorithm=parts.algorithm,
-            rollout=sides.rollout,
-            trainer=sides.trainer,
-            writer=writer,
-            sinks=_sinks(preparation, stack, first if resumption else None),
-            weight_version=version,
-            first_step=first,
-        )
+        with ExitStack() as opened:  # what sinks write into the record is there before it is sealed
+            yield Session(
+                config=config,
+                plugins=plugins,
+                tokenizer=parts.tokenizer,
+                prompts=parts.prompts,
+                evaluation=preparation.evaluation,
+                scorer=scorer,
+                algorithm=parts.algorithm,
+                rollout=sides.rollout,
+                trainer=sides.trainer,
+                writer=writer,
+                sinks=_sinks(preparation, opened, first if resumption else None),
+                weight_version=version,
+                first_step=first,
+            )
         writer.finish("complete")
 
 

@@ -10,16 +10,17 @@ import numpy as np
 from vime_core.backends import NamedTensors
 from vime_core.loop.algorithm import in_order_of, with_old_log_probs
 from vime_core.loop.aligned import require_aligned
-from vime_core.loop.evaluation import evaluate
+from vime_core.loop.evaluation import evaluate, evaluation_metrics
+from vime_core.loop.generate import Generated, generate_samples
 from vime_core.loop.metrics import step_metrics
-from vime_core.loop.prompts import Prompt, require_distinct_seeds, training_requests
+from vime_core.loop.prompts import require_distinct_seeds, training_requests
 from vime_core.loop.session import Session
 from vime_core.loop.timing import PhaseTimer
 from vime_core.loop.weights import require_equal_weights
 from vime_core.record.digest import digest_tensors, merkle_root
-from vime_core.record.samples import log_prob_digest, step_digests
+from vime_core.record.samples import log_prob_digest, sample_columns, sampled_digests, step_digests
 from vime_core.record.schema import Digests, StepEntry, UpdateEntry
-from vime_core.types import Completion, Float32Array, Sample, SampleRequest, TrainSequence, TrainStepResult
+from vime_core.types import Float32Array, Sample, TrainSequence, TrainStepResult
 
 
 @dataclass
@@ -56,57 +57,23 @@ def run_step(session: Session, step: int) -> dict[str, float]:
     train_log_probs = [values for update in updates for values in update.log_probs]
     metrics = step_metrics(samples, train_log_probs, [u.result for u in updates], timer)
     metrics |= {"reward/timed_out": float(generated.rewards_timed_out), "data/dropped": float(session.prompts.dropped)}
-    metrics |= evaluation
+    metrics |= evaluation_metrics(evaluation)
     with timer("record"):
         entry = _entry(session, step, samples, advantages, updates, weights, metrics, timer)
-        session.writer.write_step(entry, samples, train_log_probs, advantages)
+        entry = entry.model_copy(
+            update={"evaluation": sampled_digests(sample_columns(evaluation))} if evaluation else {}
+        )
+        session.writer.write_step(entry, samples, train_log_probs, advantages, evaluation)
     first = updates[0].log_probs
     require_aligned(session.config.alignment.contract, step, samples[: len(first)], first)
     return {**metrics, "time/record": timer.seconds["record"], "time/step": timer.total()}
-
-
-@dataclass(frozen=True)
-class Generated:
-    """A step's scored samples, in sample order, and how many of their rewards ran out of time."""
-
-    samples: list[Sample]
-    rewards_timed_out: int
 
 
 def _generate(session: Session, step: int, timer: PhaseTimer) -> Generated:
     prompts = session.prompts.step(step)
     requests = training_requests(session.config, step, prompts)
     require_distinct_seeds(requests)
-    with timer("generate"):
-        completions = session.rollout.generate(requests)
-    with timer("reward"):
-        by_index = {prompt.index: prompt for prompt in prompts}
-        texts = session.decode(completions)
-        scores = session.scorer.score([by_index[c.prompt_index] for c in completions], texts, completions)
-        samples = [
-            _sample(request, by_index[request.prompt_index], completion, reward, text)
-            for request, completion, reward, text in zip(requests, completions, scores.values, texts, strict=True)
-        ]
-    return Generated(samples, len(scores.timed_out))
-
-
-def _sample(request: SampleRequest, prompt: Prompt, completion: Completion, reward: float, text: str) -> Sample:
-    if completion.key != request.key:
-        raise AssertionError(f"completion {completion.key} came back for request {request.key}")
-    return Sample(
-        prompt_index=request.prompt_index,
-        sample_index=request.sample_index,
-        dataset_index=prompt.dataset_index,
-        prompt_tokens=request.prompt_tokens,
-        response_tokens=completion.tokens,
-        rollout_log_probs=completion.log_probs,
-        loss_mask=(True,) * len(completion.tokens),
-        reward=reward,
-        weight_version=completion.weight_version,
-        finish_reason=completion.finish_reason,
-        seed=request.seed,
-        response_text=text,
-    )
+    return generate_samples(session, prompts, requests, timer)
 
 
 def _train(

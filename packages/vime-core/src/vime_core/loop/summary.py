@@ -14,7 +14,7 @@ class RunSummary:
     """``first_reward`` and ``last_reward`` are mean rewards of the first and last step.
 
     ``resumed_at`` is the step that this process began with; 0 for a run that was never stopped. ``seconds`` are this
-    process's.
+    process's. ``seal`` is the digest of the record's seal.
     """
 
     record: Path
@@ -26,6 +26,7 @@ class RunSummary:
     weights_root: str
     seconds: float
     resumed_at: int = 0
+    seal: str = ""
 
     def sentence(self) -> str:
         resumed = f"Resumed at step {self.resumed_at}. " if self.resumed_at else ""
@@ -33,7 +34,8 @@ class RunSummary:
             f"{resumed}{self.steps} steps, {self.samples} samples, {self.tokens} sampled tokens in"
             f" {self.seconds:.0f} s; mean reward {self.first_reward:.3f} in the first step,"
             f" {self.last_reward:.3f} in the last.\n"
-            f"Final weights {self.weights_root[:16]}. Record: {self.record}"
+            f"Final weights {self.weights_root[:16]}. Record: {self.record}\n"
+            f"Seal of the record: {self.seal}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -53,4 +55,5 @@ def summarize(record: RunRecord, seconds: float, resumed_at: int) -> RunSummary:
         weights_root=record.steps[-1].weights_root,
         seconds=seconds,
         resumed_at=resumed_at,
+        seal=record.seal,
     )

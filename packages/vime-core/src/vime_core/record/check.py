@@ -1,7 +1,7 @@
 """Does a record agree with itself? Every digest that can be recomputed from what is stored, recomputed.
 
-This finds damage and partial edits. It is no signature: who edits samples, digests and manifest consistently is not
-found by one record, only by comparing it with another.
+This finds damage and edits. It is no signature: who edits files consistently and seals the record again is found by who
+knows the seal's digest, and by comparing the record with another one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING
 
 from vime_core.errors import RecordError
 from vime_core.record.digest import merkle_root
-from vime_core.record.layout import SAMPLES, STEPS, samples_path
-from vime_core.record.samples import Columns, require_order, sample_keys, stage_digests, update_log_prob_digest
+from vime_core.record.layout import EVALUATION, SAMPLES, STEPS, evaluation_path, samples_path
+from vime_core.record.samples import (
+    Columns,
+    require_order,
+    sample_keys,
+    sampled_digests,
+    stage_digests,
+    update_log_prob_digest,
+)
 from vime_core.record.schema import Digests, StepEntry
+from vime_core.record.seal import seal_findings
 
 if TYPE_CHECKING:
     from vime_core.record.reader import RunRecord
@@ -38,7 +46,10 @@ class RecordCheck:
 
 
 def check_record(record: RunRecord) -> RecordCheck:
-    """Recompute the digests of every step from its samples, the roots from their leaves, and count the steps."""
+    """Recompute the digests of every step from its samples, the roots from their leaves, and the seal.
+
+    Beside that: is every step there that the configuration promised, and are all weight versions those of their steps?
+    """
     findings = [*_start_findings(record), *_sequence_findings(record)]
     samples = 0
     for entry in record.steps:
@@ -48,14 +59,67 @@ def check_record(record: RunRecord) -> RecordCheck:
             findings.append(f"step {entry.step}: {error.message}")
             continue
         samples += len(columns["reward"].values)
-        findings += [f"step {entry.step}: {finding}" for finding in entry_findings(entry, columns)]
-    findings += _end_findings(record)
+        found = [*entry_findings(entry, columns), *_version_findings(entry, columns), *_count_findings(record, columns)]
+        findings += [f"step {entry.step}: {finding}" for finding in [*found, *_stored_evaluation(record, entry)]]
+    findings += [*_end_findings(record), *_readable(record), *seal_findings(record)]
     return RecordCheck(tuple(findings), len(record.steps), samples)
 
 
 def entry_findings(entry: StepEntry, columns: Columns) -> list[str]:
     """Where a step's line disagrees with its samples or with its own leaves."""
     return [*_sample_findings(entry, columns), *_root_findings(entry), *_float_findings(entry)]
+
+
+def evaluation_findings(entry: StepEntry, columns: Columns | None) -> list[str]:
+    """Where a step's line disagrees with the responses of its evaluation; None when there are none."""
+    if columns is None:
+        return ["the line has digests of an evaluation, but no response is stored"] if entry.evaluation else []
+    try:
+        require_order(sample_keys(columns))
+    except RecordError as error:
+        return [f"evaluation: {error.message}"]
+    found = sampled_digests(columns)
+    return [
+        f"evaluation: the digest of {_spoken(stage)} is not that of the stored responses"
+        for stage in [*found, *(name for name in entry.evaluation if name not in found)]
+        if found.get(stage) != entry.evaluation.get(stage)
+    ]
+
+
+def _stored_evaluation(record: RunRecord, entry: StepEntry) -> list[str]:
+    if not evaluation_path(record.directory, entry.step).exists():
+        due = _due(record, entry.step) and not entry.evaluation
+        return ["an evaluation was due, but none is recorded"] if due else evaluation_findings(entry, None)
+    try:
+        return evaluation_findings(entry, record.evaluation_columns(entry.step))
+    except RecordError as error:
+        return [error.message]
+
+
+def _due(record: RunRecord, step: int) -> bool:
+    every: object = _configured(record, "evaluation", "every")
+    return isinstance(every, int) and every > 0 and step % every == 0
+
+
+def _version_findings(entry: StepEntry, columns: Columns) -> Iterator[str]:
+    for version in sorted(set(columns["weight_version"].values.tolist()) - {entry.weight_version}):
+        yield f"it generated with weight version {entry.weight_version}, but holds samples of version {version}"
+
+
+def _count_findings(record: RunRecord, columns: Columns) -> Iterator[str]:
+    prompts, samples = (_configured(record, "sampling", key) for key in ("prompts_per_step", "samples_per_prompt"))
+    if not isinstance(prompts, int) or not isinstance(samples, int):
+        return
+    keys = sample_keys(columns)
+    if len(keys) != prompts * samples or len({prompt for prompt, _ in keys}) != prompts:
+        yield (
+            f"it holds {len(keys)} samples of {len({prompt for prompt, _ in keys})} prompts, where the configuration"
+            f" promises {samples} of each of {prompts}"
+        )
+
+
+def _configured(record: RunRecord, section: str, key: str) -> object:
+    return record.manifest.config.get(section, {}).get(key)
 
 
 def _sample_findings(entry: StepEntry, columns: Columns) -> Iterator[str]:
@@ -89,7 +153,7 @@ def _root_finding(what: str, leaves: Digests, root: str) -> Iterator[str]:
 
 
 def _float_findings(entry: StepEntry) -> Iterator[str]:
-    named = {**entry.metrics, **entry.evaluation}
+    named = dict(entry.metrics)
     for number, update in enumerate(entry.updates):
         for name in ("loss", "grad_norm", "learning_rate"):
             named[f"update {number}: {name}"] = getattr(update, name)
@@ -127,17 +191,36 @@ def _end_findings(record: RunRecord) -> Iterator[str]:
 
 
 def _sequence_findings(record: RunRecord) -> Iterator[str]:
-    numbers = [entry.step for entry in record.steps]
-    for before, number in pairwise(numbers):
-        if number != before + 1:
-            yield f"step {before} is followed by step {number}"
+    if record.steps and record.steps[0].step != 0:
+        yield f"the steps begin with step {record.steps[0].step}; step 0 is missing"
+    if record.steps and record.steps[0].weight_version != 0:
+        yield f"the first step generated with weight version {record.steps[0].weight_version}, not 0"
+    for before, entry in pairwise(record.steps):
+        if entry.step != before.step + 1:
+            yield f"step {before.step} is followed by step {entry.step}"
+        if entry.weight_version != before.weight_version + 1:
+            yield (
+                f"step {entry.step} generated with weight version {entry.weight_version}, the step before it with"
+                f" {before.weight_version}"
+            )
+    wanted = _configured(record, "run", "steps")
+    if record.manifest.status == "complete" and isinstance(wanted, int) and len(record.steps) != wanted:
+        yield f"{len(record.steps)} steps are there, where {wanted} were configured and the record is complete"
+
+
+def _readable(record: RunRecord) -> Iterator[str]:
+    try:
+        record.require_readable_metrics()
+    except RecordError as error:
+        yield error.message
 
 
 def _stray_files(record: RunRecord) -> Iterator[str]:
-    expected = {samples_path(record.directory, entry.step).name for entry in record.steps}
-    for path in sorted((record.directory / SAMPLES).glob("*")):
-        if path.name not in expected:
-            yield f"{SAMPLES}/{path.name} belongs to no step"
+    steps = {samples_path(record.directory, entry.step).name: entry for entry in record.steps}
+    for folder in (SAMPLES, EVALUATION):
+        for path in sorted((record.directory / folder).glob("*")):
+            if path.name not in steps:
+                yield f"{folder}/{path.name} belongs to no step"
 
 
 def _spoken(stage: str) -> str:

@@ -7,9 +7,22 @@ from typing import Final
 
 MANIFEST: Final = "manifest.json"
 STEPS: Final = "steps.jsonl"
+METRICS: Final = "metrics.jsonl"
+SEAL: Final = "seal.json"
 SAMPLES: Final = "samples"
+EVALUATION: Final = "evaluation"
+TAPS: Final = "taps"
+CHECKPOINTS: Final = "checkpoints"
+TOP_FILES: Final = (MANIFEST, STEPS, METRICS)
+FOLDERS: Final = (SAMPLES, EVALUATION, TAPS)
+"""What belongs to a record, besides checkpoints: nothing may be added to it once it is sealed."""
 
 
 def samples_path(directory: Path, step: int) -> Path:
     """The Parquet file of a step's samples."""
     return directory / SAMPLES / f"step-{step:06d}.parquet"
+
+
+def evaluation_path(directory: Path, step: int) -> Path:
+    """The Parquet file of the responses of the evaluation before a step."""
+    return directory / EVALUATION / f"step-{step:06d}.parquet"

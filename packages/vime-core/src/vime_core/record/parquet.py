@@ -5,6 +5,7 @@ Plain encoding: log-probs hardly repeat, and no dictionary has to decide whether
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -18,18 +19,17 @@ from vime_core.record.samples import FIELDS, Column, Columns, Field
 _ARROW_NAMES: Final = {"float32": "float", "float64": "double"}
 
 
-def to_parquet(columns: Columns) -> bytes:
-    """A step's columns as a Parquet file."""
+def to_parquet(columns: Columns, fields: Sequence[Field] = FIELDS) -> bytes:
+    """Columns as a Parquet file: a step's, or those of ``fields``."""
     pa, pq = _pyarrow()
-    arrays: list[Any] = [_to_arrow(field, columns[field.name]) for field in FIELDS]
     sink = BytesIO()
-    table = pa.table(dict(zip([field.name for field in FIELDS], arrays, strict=True)))
+    table = pa.table({field.name: _to_arrow(field, columns[field.name]) for field in fields})
     pq.write_table(table, sink, compression="zstd", compression_level=1, use_dictionary=False)
     return sink.getvalue()
 
 
-def from_parquet(path: Path) -> dict[str, Column]:
-    """The columns of a step's Parquet file.
+def from_parquet(path: Path, fields: Sequence[Field] = FIELDS) -> dict[str, Column]:
+    """The columns of a Parquet file: a step's, or those of ``fields``.
 
     Raises:
         RecordError: the file is missing, damaged, or holds other columns.
@@ -43,8 +43,8 @@ def from_parquet(path: Path) -> dict[str, Column]:
             remedy="Take the record from its source again; this file is missing or damaged.",
             code="VIME-RECORD-006",
         ) from error
-    _require_schema(table, path)
-    return {field.name: _from_arrow(field, table.column(field.name).combine_chunks()) for field in FIELDS}
+    _require_schema(table, path, fields)
+    return {field.name: _from_arrow(field, table.column(field.name).combine_chunks()) for field in fields}
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -77,9 +77,9 @@ def _numpy(array: Any) -> Any:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _require_schema(table: Any, path: Path) -> None:
+def _require_schema(table: Any, path: Path, fields: Sequence[Field]) -> None:
     found = {field.name: str(field.type) for field in table.schema}
-    for field in FIELDS:
+    for field in fields:
         wanted = _arrow_type(field)
         column = table.column(field.name) if field.name in found else None
         nested = column is not None and field.form == "list" and any(c.values.null_count for c in column.chunks)

@@ -6,21 +6,19 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 from blake3 import blake3
-from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 
 from vime_core.errors import RecordError
 from vime_core.record.check import RecordCheck, check_record
-from vime_core.record.layout import MANIFEST, STEPS, samples_path
+from vime_core.record.layout import MANIFEST, METRICS, STEPS, evaluation_path, samples_path
 from vime_core.record.parquet import from_parquet
-from vime_core.record.samples import Column, require_order, sample_keys, samples_from
+from vime_core.record.samples import SAMPLE_FIELDS, Column, require_order, sample_keys, samples_from
 from vime_core.record.schema import FORMAT, Manifest, StepEntry
+from vime_core.record.seal import read_seal
+from vime_core.record.strict_json import damaged, loads, parse, validated
 from vime_core.types import Float32Array, Sample
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,9 @@ class RunRecord:
                 remedy="Name the directory that `vime run` wrote (run.output).",
                 code="VIME-RECORD-005",
             )
-        raw = _parsed(path, _read(path))
+        raw = loads(path, _read(path))
         _require_format(path, raw)
-        return cls(directory, _validated(Manifest, path, raw))
+        return cls(directory, validated(Manifest, path, raw))
 
     @cached_property
     def steps(self) -> tuple[StepEntry, ...]:
@@ -73,10 +71,8 @@ class RunRecord:
         path = self.directory / STEPS
         *lines, torn = self._step_bytes.split(b"\n")
         if torn and self.manifest.status == "complete":
-            raise _damaged(path, f"its last line, {len(lines) + 1}, is cut off although the record is complete")
-        return tuple(
-            _validated(StepEntry, path, _parsed(path, line, number), number) for number, line in enumerate(lines, 1)
-        )
+            raise damaged(path, f"its last line, {len(lines) + 1}, is cut off although the record is complete")
+        return tuple(parse(StepEntry, path, line, number) for number, line in enumerate(lines, 1))
 
     @property
     def step_lines(self) -> tuple[bytes, ...]:
@@ -111,6 +107,28 @@ class RunRecord:
         """A step's samples in (prompt index, sample index) order."""
         return self.step_samples(step).samples
 
+    def evaluation_columns(self, step: int) -> dict[str, Column]:
+        """The columns of the evaluation before a step. Raises RecordError when the file is missing or damaged."""
+        return from_parquet(evaluation_path(self.directory, step), SAMPLE_FIELDS)
+
+    def evaluation_samples(self, step: int) -> list[Sample]:
+        """The responses of the evaluation before a step, in (prompt index, sample index) order. Raises RecordError."""
+        columns = self.evaluation_columns(step)
+        require_order(sample_keys(columns))
+        return samples_from(columns)
+
+    @property
+    def seal(self) -> str:
+        """The digest of the seal; empty when there is none. Raises RecordError when it is damaged."""
+        seal = read_seal(self.directory)
+        return seal.digest if seal else ""
+
+    def require_readable_metrics(self) -> None:
+        """Raise RecordError when ``metrics.jsonl``, which no verdict compares, is no JSON or has a key twice."""
+        path = self.directory / METRICS
+        for number, line in enumerate(_read(path).split(b"\n")[:-1] if path.exists() else (), 1):
+            loads(path, line, number, constants=True)
+
     def check(self) -> RecordCheck:
         """Recompute every digest that can be recomputed from what is stored."""
         return check_record(self)
@@ -125,23 +143,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise _damaged(path, error.strerror or str(error)) from error
-
-
-def _parsed(path: Path, data: bytes, line: int = 0) -> Any:
-    try:
-        return from_json(data)
-    except ValueError as error:
-        raise _damaged(path, f"{f'line {line}: ' if line else ''}{error}") from error
-
-
-def _validated(model: type[_Model], path: Path, raw: Any, line: int = 0) -> _Model:
-    try:
-        return model.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise _damaged(path, f"{f'line {line}: ' if line else ''}{where}: {first['msg']}") from error
+        raise damaged(path, error.strerror or str(error)) from error
 
 
 def _require_format(path: Path, raw: Any) -> None:
@@ -158,12 +160,4 @@ def _require_format(path: Path, raw: Any) -> None:
         f"{str(path.parent)!r} is not a run record: its {MANIFEST} has format {found!r}",
         remedy="Name the directory that `vime run` wrote (run.output).",
         code="VIME-RECORD-005",
-    )
-
-
-def _damaged(path: Path, what: str) -> RecordError:
-    return RecordError(
-        f"{str(path)!r} is damaged: {what}",
-        remedy="Take the record from its source again, or run again.",
-        code="VIME-RECORD-006",
     )

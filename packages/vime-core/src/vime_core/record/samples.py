@@ -92,13 +92,17 @@ def step_digests(samples: Sequence[Sample], advantages: Float32Array) -> StepDig
 
 def stage_digests(columns: Columns) -> StepDigests:
     """The digests of a step's columns, whether they come from live samples or from a record."""
-    return StepDigests(
-        prompts=_columns_digest(columns, {name: name for name in PROMPT_COLUMNS}),
-        tokens=_columns_digest(columns, {name: name for name in TOKEN_COLUMNS}),
-        rollout_log_probs=_columns_digest(columns, {"log_probs": "rollout_log_probs"}),
-        rewards=_columns_digest(columns, {"reward": "reward"}),
-        advantages=_columns_digest(columns, {"advantage": "advantage"}),
-    )
+    return StepDigests(**sampled_digests(columns), advantages=_columns_digest(columns, {"advantage": "advantage"}))
+
+
+def sampled_digests(columns: Columns) -> dict[str, str]:
+    """The digests of the stages that need no training: those of an evaluation, and the first four of a step."""
+    return {
+        "prompts": _columns_digest(columns, {name: name for name in PROMPT_COLUMNS}),
+        "tokens": _columns_digest(columns, {name: name for name in TOKEN_COLUMNS}),
+        "rollout_log_probs": _columns_digest(columns, {"log_probs": "rollout_log_probs"}),
+        "rewards": _columns_digest(columns, {"reward": "reward"}),
+    }
 
 
 def log_prob_digest(keys: Sequence[SampleKey], log_probs: Sequence[Float32Array]) -> str:

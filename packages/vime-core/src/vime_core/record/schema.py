@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-FORMAT: Final = "vime-record/1"
+FORMAT: Final = "vime-record/2"
 Status = Literal["running", "complete", "failed"]
 Digests = Mapping[str, str]
 """Leaf digest (hex) by tensor name, in the tensors' own order."""
@@ -108,5 +108,14 @@ class StepEntry(Entry):
     optimizer: Digests
     optimizer_root: str
     metrics: Mapping[str, str]
-    evaluation: Mapping[str, str] = {}
+    evaluation: Digests = {}
+    """Stages of the evaluation before the step: prompts, tokens, rollout_log_probs, rewards; empty: none was due."""
     timings: Mapping[str, float] = {}
+
+
+class Seal(Entry):
+    """``seal.json``: blake3 of each file of a closed record by its path, ascending, and the Merkle root over them."""
+
+    format: str
+    files: Digests
+    digest: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +11,7 @@ from typing import Any, Self
 from blake3 import blake3
 
 from vime_core.errors import ContractViolation, RecordError, VimeError
-from vime_core.record.check import entry_findings
+from vime_core.record.check import entry_findings, evaluation_findings
 from vime_core.record.files import (
     append_whole,
     create_directory,
@@ -20,12 +20,13 @@ from vime_core.record.files import (
     remove_unfinished,
     write_whole,
 )
-from vime_core.record.layout import MANIFEST, SAMPLES, STEPS, samples_path
+from vime_core.record.layout import EVALUATION, MANIFEST, SAMPLES, SEAL, STEPS, evaluation_path, samples_path
 from vime_core.record.lock import DirectoryLock
 from vime_core.record.parquet import to_parquet
 from vime_core.record.reader import RunRecord
-from vime_core.record.samples import sample_columns, train_columns
+from vime_core.record.samples import SAMPLE_FIELDS, sample_columns, train_columns
 from vime_core.record.schema import Manifest, Status, StepEntry
+from vime_core.record.seal import write_seal
 from vime_core.types import Float32Array, Sample
 
 __all__ = ["RecordWriter", "refuse_existing"]
@@ -81,11 +82,12 @@ class RecordWriter:
         """
         writer = cls(directory, RunRecord.open(directory).manifest)
         (directory / SAMPLES).mkdir(exist_ok=True)
-        for place in (directory, directory / SAMPLES):
+        for place in (directory, directory / SAMPLES, directory / EVALUATION):
             remove_unfinished(place)
         record = RunRecord.open(directory)
         steps = record.steps[:keep]
         writer.update_manifest(status="running", error="", steps=0, steps_digest="", **changes)
+        (directory / SEAL).unlink(missing_ok=True)
         writer._take_up(record, steps)
         return writer
 
@@ -94,7 +96,8 @@ class RecordWriter:
         if (self.directory / STEPS).exists():
             cut_file(self.directory / STEPS, sum(map(len, lines)))
         for entry in record.steps[len(steps) :]:
-            samples_path(self.directory, entry.step).unlink(missing_ok=True)
+            for path in (samples_path, evaluation_path):
+                path(self.directory, entry.step).unlink(missing_ok=True)
         self._recorded = {entry.step: entry for entry in steps}
         for entry, line in zip(steps, lines, strict=True):
             self._count_line(entry, line)
@@ -108,9 +111,12 @@ class RecordWriter:
 
     def update_manifest(self, **changes: Any) -> None:
         """Replace fields of the manifest. Raises RecordError when it cannot be written; the old one then stands."""
-        changed = Manifest.model_validate({**self.manifest.model_dump(), **changes})
-        write_whole(self.directory / MANIFEST, changed.model_dump_json(indent=2).encode() + b"\n")
+        changed = self._changed(changes)
+        write_whole(self.directory / MANIFEST, _manifest_bytes(changed))
         self.manifest = changed
+
+    def _changed(self, changes: Mapping[str, Any]) -> Manifest:
+        return Manifest.model_validate({**self.manifest.model_dump(), **changes})
 
     def write_step(
         self,
@@ -118,14 +124,16 @@ class RecordWriter:
         samples: Sequence[Sample],
         train_log_probs: Sequence[Float32Array],
         advantages: Float32Array,
+        evaluation: Sequence[Sample] = (),
     ) -> None:
-        """Write a step: its samples' file, then its line.
+        """Write a step: its samples' file and that of its evaluation, then its line.
 
         Args:
             entry: the step's line; its digests must be those of the samples, its steps must count up by one.
             samples: in (prompt index, sample index) order.
             train_log_probs: fp32 [R] a sample, of the training forward.
             advantages: fp32 [N], one a sample.
+            evaluation: responses of the evaluation before the step, in order; none when none was due.
 
         Raises:
             RecordError: something doesn't fit together, or the disk is full or refuses; earlier steps stay valid.
@@ -139,18 +147,24 @@ class RecordWriter:
         updates = samples_of_updates(entry, len(samples))
         keys = [sample.key for sample in samples]
         columns = sample_columns(samples) | train_columns(keys, advantages, updates, train_log_probs)
-        findings = entry_findings(entry, columns)
+        evaluated = sample_columns(evaluation) if evaluation else None
+        findings = [*entry_findings(entry, columns), *evaluation_findings(entry, evaluated)]
         if findings:
             raise _misuse(f"step {entry.step}: {findings[0]}", "Digest exactly what is handed over for recording.")
         write_whole(samples_path(self.directory, entry.step), to_parquet(columns))
+        if evaluated:
+            (self.directory / EVALUATION).mkdir(exist_ok=True)
+            write_whole(evaluation_path(self.directory, entry.step), to_parquet(evaluated, SAMPLE_FIELDS))
         line = entry.model_dump_json().encode() + b"\n"
         append_whole(self.directory / STEPS, line)
         self._count_line(entry, line)
 
     def finish(self, status: Status, error: str = "") -> None:
-        """Close the record as ``complete`` or ``failed``; nothing can be written afterwards."""
+        """Seal the record and close it as ``complete`` or ``failed``; nothing can be written afterwards."""
         self._require_running()
-        self.update_manifest(status=status, error=error, steps=self._count, steps_digest=self._lines.hexdigest())
+        end = {"status": status, "error": error, "steps": self._count, "steps_digest": self._lines.hexdigest()}
+        write_seal(self.directory, _manifest_bytes(self._changed(end)))
+        self.update_manifest(**end)
 
     def __enter__(self) -> Self:
         return self
@@ -184,6 +198,10 @@ class RecordWriter:
             raise _misuse(
                 f"step {entry.step} comes where step {self._next_step} belongs", "Record every step, in order."
             )
+
+
+def _manifest_bytes(manifest: Manifest) -> bytes:
+    return manifest.model_dump_json(indent=2).encode() + b"\n"
 
 
 def require_same_step(recorded: StepEntry, again: StepEntry) -> None:

@@ -10,6 +10,8 @@ from vime_core.record.reader import RunRecord
 from vime_core.verify.difference import Difference, Found, Place, Size
 from vime_core.verify.stages import StepPair, first_unequal, unequal_tensors
 
+PER_RUN: Final = frozenset({"VLLM_DIST_IDENT"})
+"""Environment variables that an engine draws anew in every run: they name it and decide nothing."""
 NO_INPUTS: Final = frozenset({"run.name", "run.output", "run.sinks", "run.cache"})
 """Configuration keys that name a run and decide nothing about it."""
 
@@ -37,7 +39,21 @@ def diff_records(a: RunRecord, b: RunRecord) -> Difference | None:
                 remedy="Compare records of runs that finished at least one step.",
             )
         return None
-    return Difference(found, _inputs_equal(a, b, config, found), config, context_differences(a, b))
+    return Difference(found, _inputs_equal(a, b, config, found), config, context_differences(a, b), unfinished(a, b))
+
+
+def unfinished(a: RunRecord, b: RunRecord) -> str:
+    """Which of two records is not complete, and how far it goes; empty when both are complete."""
+    return " and ".join(
+        f"the {which} record is {record.manifest.status}{_error(record)} with {len(record.steps)} of"
+        f" {record.manifest.config.get('run', {}).get('steps', 'unknown')} steps"
+        for which, record in (("first", a), ("second", b))
+        if record.manifest.status != "complete"
+    )
+
+
+def _error(record: RunRecord) -> str:
+    return f" ({record.manifest.error})" if record.manifest.error else ""
 
 
 def config_differences(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
@@ -95,6 +111,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
     flat |= {f"plugin {entry.name}": f"{entry.distribution} {entry.version}" for entry in manifest.plugins}
     for process in manifest.processes:
         values = process.model_dump(exclude={"role", "rank", "pid"})
+        values["environment"] = {k: v for k, v in process.environment.items() if k not in PER_RUN}
         flat |= _flat(values, f"{process.role} {process.rank}: ")
     return flat
 

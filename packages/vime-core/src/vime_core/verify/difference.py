@@ -96,12 +96,14 @@ class Difference:
         inputs_equal: whether all that it was computed from is equal; None when the record cannot tell.
         config: configuration keys with two values; inputs of the runs.
         context: versions, environment, hardware and plugins with two values; no inputs, but perhaps the cause.
+        unfinished: which of the records is not complete, as a clause; empty when both are.
     """
 
     found: Found | None
     inputs_equal: bool | None
     config: tuple[str, ...]
     context: tuple[str, ...]
+    unfinished: str = ""
 
     @property
     def place(self) -> Place:
@@ -111,7 +113,8 @@ class Difference:
     @property
     def sentence(self) -> str:
         """All of it for a human."""
-        return f"{self._config_part()}{self._found_part()}{self._context_part()}."
+        unfinished = f"; {self.unfinished}" if self.unfinished else ""
+        return f"{self._config_part()}{self._found_part()}{self._context_part()}{unfinished}."
 
     def as_json(self) -> dict[str, Any]:
         """All of it as JSON values."""
@@ -125,6 +128,7 @@ class Difference:
             "cause": likely_cause(found.cause) if found else likely_cause("config"),
             "config": list(self.config),
             "context": list(self.context),
+            "unfinished": self.unfinished,
             "sentence": self.sentence,
         }
 

@@ -88,12 +88,8 @@ def _incomparable(a: RunRecord, b: RunRecord) -> Verdict | None:
 
 
 def _lacks(record: RunRecord) -> str:
-    wanted: object = record.manifest.config.get("run", {}).get("steps")
     if not any(len(sample.response_tokens) for entry in record.steps for sample in record.samples(entry.step)):
         return "no sampled token"
-    last = max(entry.step for entry in record.steps)
-    if isinstance(wanted, int) and last + 1 != wanted:
-        return f"steps up to {last} where {wanted} steps were configured"
     return ""
 
 
@@ -108,7 +104,9 @@ def _evidence(record: RunRecord) -> _Evidence:
     tensors = len(record.manifest.initial_weights)
     for entry in record.steps:
         step = record.step_samples(entry.step)
-        log_probs += [sample.rollout_log_probs for sample in step.samples]
+        evaluated = record.evaluation_samples(entry.step) if entry.evaluation else []
+        log_probs += [sample.rollout_log_probs for sample in (*step.samples, *evaluated)]
+        nan += [f"step {entry.step}, evaluation" for sample in evaluated if np.isnan(sample.rollout_log_probs).any()]
         nan += [f"step {entry.step}, {name}" for name, values in _floats(entry, step) if np.isnan(values).any()]
         lacking += [f"step {entry.step}, {name}" for name, leaves in _leaves(entry) if not leaves]
         tensors += sum(len(leaves) for _, leaves in _leaves(entry))
@@ -133,7 +131,7 @@ def _floats(entry: StepEntry, step: StepSamples) -> Iterator[tuple[str, NDArray[
     yield "train log-probs", np.concatenate([*step.train_log_probs, none])
     for name in ("loss", "grad_norm", "learning_rate"):
         yield name, np.array([float.fromhex(getattr(update, name)) for update in entry.updates])
-    for name, value in {**entry.metrics, **entry.evaluation}.items():
+    for name, value in entry.metrics.items():
         yield f"metric {name}", np.array([float.fromhex(value)])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +49,23 @@ class StepPair:
         return [sample.key for sample in self.samples_a.samples]
 
 
+@dataclass(frozen=True)
+class EvaluationPair(StepPair):
+    """The evaluation before a step of two records: its responses in the place of the step's samples."""
+
+    @cached_property
+    def samples_a(self) -> StepSamples:
+        return _evaluated(self.record_a, self.step)
+
+    @cached_property
+    def samples_b(self) -> StepSamples:
+        return _evaluated(self.record_b, self.step)
+
+
+def _evaluated(record: RunRecord, step: int) -> StepSamples:
+    return StepSamples(record.evaluation_samples(step), np.zeros(0, dtype=np.float32), (), ())
+
+
 def first_unequal(pair: StepPair) -> Found | None:
     """The first unequal result of a step, or None when every digest of it is equal."""
     for find in (_evaluation, _prompts, _tokens, _rollout_log_probs, _rewards, _advantages, _updates):
@@ -78,8 +95,32 @@ def unequal_tensors(
 
 
 def _evaluation(pair: StepPair) -> Found | None:
+    return _evaluation_responses(pair) or _evaluation_metrics(pair)
+
+
+def _evaluation_responses(pair: StepPair) -> Found | None:
+    """The stages of the evaluation's responses, as those of a step."""
+    sides = [entry.evaluation for entry in (pair.entry_a, pair.entry_b)]
+    if sides[0] == sides[1]:
+        return None
+    if not all(sides):
+        place, size = Place("evaluation", pair.step), Size(1, 1, "evaluations")
+        return Found(place, _lacking(bool(sides[0])), size, "minibatches")
+    evaluated = EvaluationPair(
+        pair.record_a,
+        pair.record_b,
+        *(e.model_copy(update=dict(e.evaluation)) for e in (pair.entry_a, pair.entry_b)),
+    )
+    for find in (_prompts, _tokens, _rollout_log_probs, _rewards):
+        if found := find(evaluated):
+            what = f"{found.place.stage}: {found.what}"
+            return replace(found, place=_at(found.place, stage="evaluation"), what=what)
+    return _contradiction(pair, "evaluation")
+
+
+def _evaluation_metrics(pair: StepPair) -> Found | None:
     a, b = (
-        {**{k: v for k, v in entry.metrics.items() if k.startswith("evaluation/")}, **entry.evaluation}
+        {name: value for name, value in entry.metrics.items() if name.startswith("evaluation/")}
         for entry in (pair.entry_a, pair.entry_b)
     )
     unequal = sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
