@@ -24,8 +24,14 @@ class Repeated:
     second: Path
 
 
-EVALUATION = ["--set", "evaluation.every=1", "--set", "evaluation.prompts=2"]
-SETS = [*EVALUATION, "--set", "run.checkpoint_every=1", "--set", "plugins.modules=['flip_one_bit']"]
+EVALUATION = [f"evaluation.{one}" for one in ("every=1", "prompts=2", "max_tokens=16")]
+SETS = [
+    *(part for one in EVALUATION for part in ("--set", one)),
+    "--set",
+    "run.checkpoint_every=1",
+    "--set",
+    "plugins.modules=['flip_one_bit']",
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +56,8 @@ def test_the_same_run_twice_is_the_same(repeated: Repeated) -> None:
     assert verdict["unequal"] == 0
     coverage = verdict["coverage"]
     assert coverage["steps"] == 2
-    assert coverage["samples"] == 32
-    assert 32 * 12 < coverage["tokens"] <= 32 * 16
+    assert coverage["samples"] == 2 * (16 + 2)  # of training and of evaluation
+    assert 36 * 12 < coverage["tokens"] <= 36 * 16
     assert coverage["tensors"] > 30
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, cast
 
+from vime_core.determinism.environment import PER_RUN
 from vime_core.errors import RecordError
 from vime_core.record.reader import RunRecord
 from vime_core.verify.difference import Difference, Found, Place, Size
 from vime_core.verify.stages import StepPair, first_unequal, unequal_tensors
 
-PER_RUN: Final = frozenset({"VLLM_DIST_IDENT"})
-"""Environment variables that an engine draws anew in every run: they name it and decide nothing."""
 NO_INPUTS: Final = frozenset({"run.name", "run.output", "run.sinks", "run.cache"})
 """Configuration keys that name a run and decide nothing about it."""
 
