@@ -32,17 +32,20 @@ def vime_model_sources() -> Iterable[ModelSource]:
 @hookimpl
 def vime_contracts() -> Iterable[ContractEntry]:
     operations = "vime_glm5.numerics.provider:load_operations"
+    reference = "vime_glm5.reference:open_reference"
     yield ContractEntry(
         "glm5/v1",
         "GLM-5 in block FP8 with an FP8 KV cache.",
         "vime_glm5.numerics.contract:GLM5_V1",
         operations=operations,
+        reference=reference,
     )
     yield ContractEntry(
         "glm5/v1-bf16kv",
         "GLM-5 in block FP8 with a bf16 KV cache.",
         "vime_glm5.numerics.contract:GLM5_V1_BF16KV",
         operations=operations,
+        reference=reference,
     )
 
 

@@ -129,3 +129,13 @@ def test_absorbed_gradients(ops: Glm5Operations) -> None:
         return torch.einsum("thl,hvl->thv", latents, w[:, nope:])
 
     check_gradients(ours, exact, [x, w], 1e-5)
+
+
+def test_stacked_projections_are_quantised_apart(every: Glm5Operations) -> None:
+    x, gate, up = normal(14, 6, 200), normal(15, 96, 200), normal(16, 96, 200, scale=30.0)
+    together = torch.cat([gate, up])
+    apart = torch.cat([every.block_linear(x, gate), every.block_linear(x, up)], -1)
+    assert_same(every.block_linear(x, together, 2), apart)
+    assert_same(every.block_linear(x, every.quantise_weight(together, 2)), apart)
+    assert_same(dequantise_weight(quantise_weight(together, 2))[:96], dequantise_weight(quantise_weight(gate)))
+    assert unequal(every.block_linear(x, together), apart) > 100

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Alignment:
     """A contract with the provider of its operations and the two sides, as import targets (``"module:attribute"``).
 
-    ``operations`` is the target that makes the operations, empty for those of ``dense/v1``.
+    ``operations`` is the target that makes the operations, empty for those of ``dense/v1``; ``reference`` the one that
+    makes the model which gradients are checked against, empty for transformers'.
 
     Plain data but for the contract itself, which has a canonical JSON form: it travels to the engine's processes.
     """
@@ -31,6 +32,7 @@ class Alignment:
     trainer_side: str
     rollout_side: str
     operations: str = ""
+    reference: str = ""
 
     def load_operations(self) -> Operations:
         """The operations that this process computes with. Raises PolicyError: the provider cannot run here."""
@@ -74,6 +76,7 @@ def choose_alignment(config: RunConfig, plugins: PluginManager, model_type: str)
         trainer_side=_side(plugins, name, config.trainer.backend, model_type),
         rollout_side=_side(plugins, name, config.rollout.backend, model_type),
         operations=entry.operations,
+        reference=entry.reference,
     )
 
 

@@ -129,9 +129,12 @@ class ContractEntry(Registration):
     Args:
         operations: ``"module:function"`` of ``(contract, provider name) -> vime_core.numerics.Operations``, where the
             contract's operations are more than those of ``dense/v1``; empty: they are those.
+        reference: ``"module:function"`` of ``(contract, directory, weights, dtype) -> model``, against which gradients
+            are checked (`vime_core.verify.reference_model.open_reference` says what a model is); empty: transformers'.
     """
 
     operations: str = ""
+    reference: str = ""
 
     kind: ClassVar[str] = "contract"
 

@@ -102,6 +102,7 @@ class GradientEvidence:
         errors: against fp64, by tensor.
         norm: Euclidean norm of all gradients in fp64.
         not_tried: why gradients were not compared with fp64; empty when they were.
+        reference: the model that they were compared with, for the sentence.
         longest: tokens of the longest sequence.
     """
 
@@ -111,6 +112,7 @@ class GradientEvidence:
     errors: tuple[TensorError, ...] = ()
     norm: float = 0.0
     not_tried: str = ""
+    reference: str = "transformers"
     longest: int = 0
 
 
@@ -288,8 +290,8 @@ def _holds(verdict: Verdict, evidence: GradientEvidence) -> Verdict:
         f" ({sum(len(one.taken) for one in steps)} tensors within a relative error of {TOLERANCE:g}), the training"
         f" forward has the scoring forward's bits ({covered.samples} sequences of up to {covered.longest} tokens,"
         f" {covered.tokens} of them scored), and"
-        f" {len(checked)} gradients are within their bound of fp64 autograd of transformers{left}: worst"
-        f" {worst.name!r}, {_size(worst)}, from the error of transformers in {evidence.dtype}; entropy"
+        f" {len(checked)} gradients are within their bound of fp64 autograd of {evidence.reference}{left}:"
+        f" worst {worst.name!r}, {_size(worst)}, from the error of {evidence.reference} in {evidence.dtype}; entropy"
         f" {verdict.entropy:.3f} nats a token."
     )
     return replace(verdict, holds=True, sentence=sentence)

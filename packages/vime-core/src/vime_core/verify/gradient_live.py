@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from vime_core.backends import AlignedTrainer, LossFunction, Microbatches, Named
 from vime_core.errors import PluginError
 from vime_core.loop.algorithm import in_order_of
 from vime_core.loop.sides import Parts
+from vime_core.plugins.types import load_attribute
 from vime_core.record.digest import digest_tensors
 from vime_core.rl.packing import pack
 from vime_core.types import TrainSequence
@@ -23,6 +25,8 @@ from vime_core.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from vime_core.verify.reference_model import OpenModel
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,18 @@ def _against_fp64(
     weights = {name: tensor.detach().cpu() for name, tensor in trainer.weights()}
     temperature = parts.config.sampling.temperature
     try:
-        errors, norm = errors_against_fp64(parts.model, weights, evidence.dtype, sequences, temperature, ours)
+        errors, norm = errors_against_fp64(
+            parts.model, weights, evidence.dtype, sequences, temperature, ours, _reference(parts)
+        )
     except PluginError as error:
         return replace(evidence, not_tried=error.message)
-    return replace(evidence, errors=errors, norm=norm)
+    named = f"the reference of {parts.alignment.contract.id}" if parts.alignment and parts.alignment.reference else ""
+    return replace(evidence, errors=errors, norm=norm, reference=named or evidence.reference)
+
+
+def _reference(parts: Parts) -> OpenModel | None:
+    """What the contract registered as its reference; None: transformers' model."""
+    alignment = parts.alignment
+    if alignment is None or not alignment.reference:
+        return None
+    return partial(load_attribute(alignment.reference, alignment.contract.id), alignment.contract)

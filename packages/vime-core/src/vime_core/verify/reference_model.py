@@ -21,6 +21,8 @@ from vime_core.verify.gradient import ROUNDING, TensorError
 if TYPE_CHECKING:
     from vime_core.rl.losses import TokenBatch, TokenLoss
 
+OpenModel = Callable[[Path, Iterable[tuple[str, Tensor]], torch.dtype], Any]
+"""(HF directory, weights by HF name, dtype) to a model: see `open_reference`."""
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -31,6 +33,7 @@ def errors_against_fp64(
     sequences: Sequence[TrainSequence],
     temperature: float,
     ours: Mapping[str, Tensor],
+    open_model: OpenModel | None = None,
 ) -> tuple[tuple[TensorError, ...], float]:
     """How far gradients of `policy_gradient` are from fp64, beside those of plain transformers in ``dtype``.
 
@@ -41,6 +44,7 @@ def errors_against_fp64(
         sequences: that were trained on.
         temperature: of the log-probs.
         ours: the trainer's gradients by HF name.
+        open_model: makes the reference; None: `open_reference`.
 
     Returns:
         The errors by tensor, in the reference's order, and the Euclidean norm of all gradients in fp64.
@@ -49,7 +53,7 @@ def errors_against_fp64(
         PluginError: there is no reference for this model, or its tensors have other names.
     """
     exact, plain = (
-        reference_gradients(open_reference(directory, weights.items(), kind), sequences, temperature)
+        reference_gradients((open_model or open_reference)(directory, weights.items(), kind), sequences, temperature)
         for kind in (torch.float64, DTYPES[dtype])
     )
     if unknown := sorted(ours.keys() ^ exact.keys()):

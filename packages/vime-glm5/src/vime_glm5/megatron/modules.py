@@ -35,17 +35,27 @@ class Weight(torch.nn.Module):
 
 
 class BlockLinear(Weight):
-    """y = operations.block_linear(x, weight), quantised from the master in every forward."""
+    """y = operations.block_linear(x, weight), quantised from the master in every forward.
+
+    ``parts``: how many projections the weight stacks.
+    """
 
     def __init__(
-        self, config: TransformerConfig, n: int, k: int, *, operations: Glm5Operations, trained: bool = True
+        self,
+        config: TransformerConfig,
+        n: int,
+        k: int,
+        *,
+        operations: Glm5Operations,
+        trained: bool = True,
+        parts: int = 1,
     ) -> None:
         super().__init__(config, n, k, trained=trained)
-        self.operations = operations
+        self.operations, self.parts = operations, parts
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] to [..., N]."""
-        return self.operations.block_linear(x, self.weight)
+        return self.operations.block_linear(x, self.weight, self.parts)
 
 
 class Linear(Weight):
@@ -69,7 +79,7 @@ class Mlp(torch.nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.operations = operations
-        self.linear_fc1 = BlockLinear(config, 2 * intermediate, hidden, operations=operations)
+        self.linear_fc1 = BlockLinear(config, 2 * intermediate, hidden, operations=operations, parts=2)
         self.linear_fc2 = BlockLinear(config, hidden, intermediate, operations=operations)
 
     def run(self, x: Tensor, tap: Tap) -> Tensor:

@@ -38,7 +38,7 @@ class _RoundTrip(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ops: Glm5Operations, weight: Tensor) -> Tensor:
         del ctx
-        return narrow(dequantise_weight(ops.glm.quantise_weight(weight)), weight.dtype)
+        return narrow(dequantise_weight(ops.glm.quantise_weight(weight, 1)), weight.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:

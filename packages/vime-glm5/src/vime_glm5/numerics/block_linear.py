@@ -33,7 +33,7 @@ def reference(x: Tensor, held: BlockWeight) -> Tensor:
     n = held.q.shape[0]
     weights = padded(held.q.double(), 1, BLOCK).unflatten(-1, (-1, BLOCK))
     dots = torch.bmm(q.double().transpose(0, 1), weights.permute(1, 2, 0)).float()
-    columns = held.scales.repeat_interleave(BLOCK, 0)[:n]
+    columns = held.row_scales()
     total = torch.zeros(len(rows), n, device=x.device)
     for block, dot in enumerate(dots.unbind(0)):
         total = total + flush((dot * scales[:, block, None]) * columns[:, block])
@@ -47,23 +47,26 @@ def gradients(ops: Glm5Operations, grad: Tensor, x: Tensor, weight: Tensor) -> t
 
 class _BlockLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ops: Glm5Operations, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, ops: Glm5Operations, x: Tensor, weight: Tensor, parts: int) -> Tensor:
         ctx.ops = ops
         ctx.save_for_backward(x, weight)
-        return ops.glm.block_linear(x, ops.glm.quantise_weight(weight))
+        return ops.glm.block_linear(x, ops.glm.quantise_weight(weight, parts))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grads[0].reshape(-1, weight.shape[0]).contiguous()
         dx, dw = gradients(ctx.ops, grad, x.reshape(-1, weight.shape[1]), weight)
-        return None, dx.reshape(x.shape), dw
+        return None, dx.reshape(x.shape), dw, None
 
 
-def block_linear(ops: Glm5Operations, x: Tensor, weight: Tensor | BlockWeight) -> Tensor:
-    """y (..., N) of x (..., K) and a weight (N, K): the master, quantised here, or what was quantised before."""
+def block_linear(ops: Glm5Operations, x: Tensor, weight: Tensor | BlockWeight, parts: int = 1) -> Tensor:
+    """y (..., N) of x (..., K) and a weight (N, K): the master, quantised here, or what was quantised before.
+
+    ``parts``: how many projections the master stacks.
+    """
     if isinstance(weight, BlockWeight):
         return ops.glm.block_linear(x, weight)
     if not needs_gradient(x, weight):
-        return ops.glm.block_linear(x, ops.glm.quantise_weight(weight))
-    return record(_BlockLinear, ops, x, weight)
+        return ops.glm.block_linear(x, ops.glm.quantise_weight(weight, parts))
+    return record(_BlockLinear, ops, x, weight, parts)

@@ -15,7 +15,11 @@ def _define(operation: str, computes: str, module: str | None = None) -> Definit
 _DENSE: Final = ("embedding", "linear", "add_rms_norm", "rms_norm", "rope_interleaved", "attention", "swiglu")
 _SCORING: Final = ("log_softmax", "keep_mask")
 _OWN: Final = (
-    _define("quantise", "128 x 128 weight blocks, 1 x 128 activation groups, e4m3, fp32 scales amax / 448", "e4m3"),
+    _define(
+        "quantise",
+        "128 x 128 weight blocks, 1 x 128 activation groups, e4m3, fp32 scales amax / 448; stacked projections apart",
+        "e4m3",
+    ),
     _define(
         "block_linear",
         "rn(ordered sum over K blocks of (fp32(exact dot) * sx) * sw); gradient: bf16 linear of master and input",

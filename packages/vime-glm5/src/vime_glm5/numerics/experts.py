@@ -44,7 +44,8 @@ def _run(ops: Glm5Operations, x: Tensor, experts: Tensor, fc1: Weights, fc2: Wei
 
 def one_expert(ops: Glm5Operations, x: Tensor, fc1: Tensor | BlockWeight, fc2: Tensor | BlockWeight) -> Tensor:
     """(n, H) of the rows x (n, H) of one expert, without a gradient."""
-    first, second = (w if isinstance(w, BlockWeight) else ops.glm.quantise_weight(w) for w in (fc1, fc2))
+    first = fc1 if isinstance(fc1, BlockWeight) else ops.glm.quantise_weight(fc1, 2)
+    second = fc2 if isinstance(fc2, BlockWeight) else ops.glm.quantise_weight(fc2, 1)
     return ops.glm.block_linear(ops.kernels.swiglu(ops.glm.block_linear(x, first)), second)
 
 

@@ -29,7 +29,7 @@ class Glm5Kernels:
     """The operations of one provider; shapes and meaning are those of the modules that are named.
 
     Attributes:
-        quantise_weight: master (N, K) -> quantised (:mod:`.e4m3`).
+        quantise_weight: master (N, K), parts -> quantised (:mod:`.e4m3`).
         block_linear: x, quantised -> y (:mod:`.block_linear`).
         pack: kind, latent, rotated -> bytes (:mod:`.latent_codec`).
         unpack: kind, bytes, L, R -> keys.
@@ -46,7 +46,7 @@ class Glm5Kernels:
         layer_norm: x, weight, bias, eps -> y (:mod:`.layer_norm`).
     """
 
-    quantise_weight: Callable[[Tensor], BlockWeight]
+    quantise_weight: Callable[[Tensor, int], BlockWeight]
     block_linear: Callable[[Tensor, BlockWeight], Tensor]
     pack: Callable[[CacheKind, Tensor, Tensor], Tensor]
     unpack: Callable[[CacheKind, Tensor, int, int], Tensor]

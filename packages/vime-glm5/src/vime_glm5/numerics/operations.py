@@ -28,11 +28,11 @@ class Glm5Operations(Operations):
     glm: Glm5Kernels
     cache_kind: CacheKind
 
-    def block_linear(self, x: Tensor, weight: Tensor | BlockWeight) -> Tensor:
-        return block_linear.block_linear(self, x, weight)
+    def block_linear(self, x: Tensor, weight: Tensor | BlockWeight, parts: int = 1) -> Tensor:
+        return block_linear.block_linear(self, x, weight, parts)
 
-    def quantise_weight(self, weight: Tensor) -> BlockWeight:
-        return self.glm.quantise_weight(weight)
+    def quantise_weight(self, weight: Tensor, parts: int = 1) -> BlockWeight:
+        return self.glm.quantise_weight(weight, parts)
 
     def absorbed_weights(self, weight: Tensor, heads: int, nope: int) -> AbsorbedWeights:
         return absorbed.absorbed_weights(self, weight, heads, nope)

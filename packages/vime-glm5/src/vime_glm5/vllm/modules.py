@@ -35,16 +35,19 @@ class BlockLinear(Linear):
     operations: Glm5Operations
 
     def derive(self) -> None:
-        self.held = self.operations.quantise_weight(self.weight)
+        self.held = self._make()
 
     def derived(self) -> Mapping[str, Tensor]:
         return _fields(self.held)
 
     def fresh(self) -> Mapping[str, Tensor]:
-        return _fields(self.operations.quantise_weight(self.weight))
+        return _fields(self._make())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.operations.block_linear(x, self.held)
+
+    def _make(self) -> BlockWeight:
+        return self.operations.quantise_weight(self.weight, max(1, len(self.parts)))
 
 
 def _fields(held: BlockWeight) -> dict[str, Tensor]:
