@@ -11,7 +11,7 @@ differentiated at their unquantised fc1, as the contract defines it. Nothing of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,7 +158,7 @@ class Glm5Reference:
         with torch.no_grad():
             value = ops.head_linear(attended.value, values.value)
         output = forced(value, torch.einsum("thl,hvl->thv", attended.traced, values.traced))
-        return self._block(_each(output, lambda t: t.flatten(1)), f"{at}o_proj")
+        return self._block(Twice(output.value.flatten(1), output.traced.flatten(1)), f"{at}o_proj")
 
     def _absorbed(self, name: str) -> tuple[Twice, Twice]:
         """(heads, L, nope) and (heads, v, L)."""
@@ -170,7 +170,7 @@ class Glm5Reference:
 
     def _queries(self, projected: Twice, keys: Twice) -> Twice:
         s = self._shape
-        heads = _each(projected, lambda t: t.unflatten(-1, (s.heads, -1)))
+        heads = _heads(projected, s.heads)
         nope, rotary = _each(heads, lambda t: t[..., : s.nope]), _each(heads, lambda t: t[..., s.nope :])
         with torch.no_grad():
             value = self._ops.head_linear(nope.value, keys.value)
@@ -231,7 +231,7 @@ class Glm5Reference:
         traced = torch.zeros(values.shape, dtype=x.traced.dtype)
         for expert in range(self._shape.experts):  # one without tokens too, so that it has a gradient of zero
             tokens, slots = torch.where(choice == expert)
-            mine, name = _each(x, lambda t, tokens=tokens: t[tokens]), f"{at}experts.{expert}."
+            mine, name = _rows(x, tokens), f"{at}experts.{expert}."
             with torch.no_grad():
                 values[tokens, slots] = self._mlp(name, mine).value
             pair = _joined(self._linear(mine, f"{name}gate_proj"), self._linear(mine, f"{name}up_proj"))
@@ -240,9 +240,17 @@ class Glm5Reference:
         return forced(values, traced)
 
 
-def _each(x: Twice, move: Any) -> Twice:
+def _each(x: Twice, move: Callable[[Tensor], Tensor]) -> Twice:
     """A move of elements, of both."""
     return Twice(move(x.value), move(x.traced))
+
+
+def _heads(x: Twice, heads: int) -> Twice:
+    return Twice(x.value.unflatten(-1, (heads, -1)), x.traced.unflatten(-1, (heads, -1)))
+
+
+def _rows(x: Twice, tokens: Tensor) -> Twice:
+    return Twice(x.value[tokens], x.traced[tokens])
 
 
 def _joined(first: Twice, second: Twice) -> Twice:

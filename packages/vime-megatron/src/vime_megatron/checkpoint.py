@@ -145,9 +145,15 @@ def _without_helper_process() -> Generator[None]:
 
 def _state(optimization: Optimization, *, loading: bool) -> dict[str, Any]:
     module: Any = optimization.model.module
-    model = module.sharded_state_dict()
+    model = module.sharded_state_dict(metadata=_layer_metadata(module))
     optimizer = optimization.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(METADATA))
     return {"model": model, "optimizer": optimizer, "scheduler": optimization.scheduler.state_dict()}
+
+
+def _layer_metadata(module: Any) -> dict[str, bool]:
+    """Megatron stacks layers into one tensor a parameter, unless it is told that they differ."""
+    forms = {tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in module.decoder.layers}
+    return {"non_homogeneous_layers": True} if len(forms) > 1 else {}
 
 
 def _write_marker(directory: Path, who: Identity) -> None:

@@ -1,0 +1,93 @@
+"""GLM-5.2, layer by layer: hidden states of engine and trainer differ by exactly 0, and every planted fault is named.
+
+Real vLLM and real Megatron-core, one prompt at a time: every position of the prompt (prefill) and of the response
+(decode), every element of the hidden states of layers 0 to 5 and of the taps inside the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from glm52 import Gate, opened
+
+from vime_core.alignment.taps import layer_tap
+from vime_core.errors import ContractViolation
+
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
+
+INSIDE = ("query_latent", "q", "k", "attention", "values", "attention_output", "attention_residual", "input_norm")
+SPARSE = ("router_slots", "router_weights", "expert_rows", "shared_expert")
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    with opened("fp8", tmp_path_factory.mktemp("gate"), "sampling.max_tokens=12") as gate:
+        yield gate
+
+
+@pytest.fixture
+def gate(started: Gate) -> Iterator[Gate]:
+    yield started
+    started.mend()
+
+
+def test_hidden_states_of_every_layer_differ_by_exactly_zero(gate: Gate) -> None:
+    for request in gate.requests(9)[::4]:
+        compared, length = gate.taps(request)
+        assert compared.faults == ()
+        assert compared.first is None, str(compared.first)
+        found = {tap.tap: tap for tap in compared.taps}
+        for layer in range(gate.shape.layers):
+            hidden = found[layer_tap(layer, "hidden_state")]
+            assert (hidden.rows, hidden.unequal, hidden.largest_difference) == (length - 1, 0, 0.0)
+            assert hidden.compared == (length - 1) * gate.shape.hidden
+            inside = INSIDE + (() if layer in gate.shape.dense_layers else SPARSE)
+            inside += ("chosen_keys", "index_keys") if layer in gate.shape.indexed_layers else ()
+            assert all(found[layer_tap(layer, name)].rows == length - 1 for name in inside)
+        prompt = len(request.prompt_tokens)
+        assert length - prompt > 1, "no decode was compared"
+        print(f"sample {request.key}: {prompt} positions of prefill, {length - 1 - prompt} of decode,", end=" ")
+        print(f"{len(found)} taps, {sum(t.compared for t in found.values())} elements, {compared.unequal} unequal")
+
+
+IN_THE_ENGINE = {
+    "the indexer's rope on the other dims": ("rotate_the_other_dims", (), "layers.0.index_queries"),
+    "ties broken the other way": ("break_ties_the_other_way", (), "layers.0.chosen_keys"),
+    "the unrounded residual": ("norm_the_unrounded_residual", (), "layers.0.post_attention_norm"),
+    "2.5 applied twice": ("scale_twice", (), "layers.3.mlp_output"),
+    "fresh keys not round-tripped": ("keep_fresh_keys_unquantised", (4,), "layers.4.attention"),
+    "slot order changed": ("reverse_slots", (), "layers.3.router_slots"),
+    "one query's index set off by one": ("shift_an_index", (41,), "layers.0.chosen_keys"),
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_ENGINE)
+def test_a_fault_in_the_live_engine_is_named_by_layer_and_tap(name: str, gate: Gate) -> None:
+    fault, arguments, tap = IN_THE_ENGINE[name]
+    gate.plant(fault, *arguments)
+    compared, _ = gate.taps(gate.requests(1)[0])
+    assert compared.first is not None, "the fault was not seen"
+    assert (compared.first.tap, compared.first.inputs_equal) == (tap, True)
+    if fault == "shift_an_index":
+        assert compared.first.position == 41
+    print(f"caught: {name}: {compared.first}")
+
+
+STALE = {
+    "one expert's weight stale": ("model.layers.3.mlp.experts.2.down_proj", "e4m3", "layers.3.expert_rows"),
+    "a derived absorbed weight stale": ("model.layers.1.self_attn.kv_b_proj", "w_kc", "layers.1.q"),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_a_stale_derived_weight_is_named_before_anything_is_generated(name: str, gate: Gate) -> None:
+    module, derived, tap = STALE[name]
+    gate.plant("keep_derived", module)
+    with pytest.raises(ContractViolation, match="VIME-ALIGN-065") as error:
+        gate.train_and_update(gate.requests(2))
+    assert f"{module} ({derived})" in str(error.value)
+    compared, _ = gate.taps(gate.requests(1)[0])
+    assert compared.first is not None, "the fault was not seen"
+    assert (compared.first.tap, compared.first.inputs_equal) == (tap, True)
+    print(f"caught: {name}: {error.value.message}; {compared.first}")
