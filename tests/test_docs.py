@@ -22,6 +22,12 @@ def test_every_code_has_an_entry_and_every_entry_a_code() -> None:
     assert codes_in_source() == documented
 
 
+def test_every_code_says_what_is_wrong() -> None:
+    entries = re.split(r"^### ", (ROOT / "docs" / "findings.md").read_text(), flags=re.M)[1:]
+    assert [one.partition("\n")[0] for one in entries if not re.search(r"^- \*\*.{8,}\*\*$", one, flags=re.M)] == []
+    assert not any("From TOML files and" in one.partition("  - ")[0] for one in entries)
+
+
 def test_the_page_of_findings_is_current() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "write_findings.py"))
     assert tool["page"]() == (ROOT / "docs" / "findings.md").read_text(), "run tools/write_findings.py"

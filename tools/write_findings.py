@@ -84,8 +84,19 @@ def _place(code: ast.Constant, tree: ast.AST, module: str, enclosing: list[tuple
     inside = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _holds(n, code)]
     call = max(inside, key=lambda n: n.lineno, default=None)
     message, remedy = _texts(call) if call else ("", "")
-    about = [text for holder, text in enclosing if _holds(holder, code) and text]
+    holders = [(holder, text) for holder, text in enclosing if _holds(holder, code)]
+    about = [text for _, text in holders if text]
+    message = message or "; or: ".join(_callers_texts(holders[-1][0], tree))
     return Place(str(code.value), module, message, remedy, about[-1].split("\n\n")[0].replace("\n", " "))
+
+
+def _callers_texts(holder: ast.AST, tree: ast.AST) -> list[str]:
+    """Messages handed to the function or class that holds a code, where it makes no message of its own."""
+    if not isinstance(holder, ast.FunctionDef | ast.ClassDef):
+        return []
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    named = [_texts(n)[0] for n in calls if isinstance(n.func, ast.Name) and n.func.id == holder.name]
+    return [text.strip() for text in dict.fromkeys(named) if text]
 
 
 def _texts(call: ast.Call) -> tuple[str, str]:
@@ -116,9 +127,9 @@ def _holds(node: ast.AST, inner: ast.AST) -> bool:
 def _entry(code: str, found: list[Place]) -> str:
     lines = [f"### {code}", ""]
     for place in found:
-        lines += [f"- {text}" for text in (place.message and f"**{place.message.strip()}**",) if text]
+        lines.append(f"- **{(place.message or place.about).strip()}**")
         lines += [f"  - help: {place.remedy.strip()}"] if place.remedy else []
-        lines += [f"  - `{place.module}`: {place.about}" if place.message else f"- `{place.module}`: {place.about}"]
+        lines += [f"  - `{place.module}`: {place.about}"]
     return "\n".join(lines) + "\n"
 
 

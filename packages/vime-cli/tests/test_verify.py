@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from vime_cli.commands.verify import table, worst_exit_code
+from vime_cli.commands.twice import ended
+from vime_cli.commands.verify import LEGEND, table, worst_exit_code
 from vime_cli.main import main
-from vime_core.errors import BackendError
+from vime_core.errors import BackendError, ConfigError, ContractViolation, VimeError
 from vime_core.verify import checks
 from vime_core.verify.verdict import Coverage, Verdict
 
@@ -76,7 +77,7 @@ def run(config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 @pytest.mark.parametrize("name", ["align", "batch", "gradient"])
 def test_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, name: str, verdict: Verdict, code: int) -> None:
     monkeypatch.setattr(checks, f"run_{name}", lambda *_arguments: verdict)
-    assert run(name) == (code, f"{verdict.sentence}\n\n{table([verdict])}\n")
+    assert run(name) == (code, f"{verdict.sentence}\n\n{table([verdict])}\n\n{LEGEND}\n")
     got, out = run(name, "--json")
     assert got == code
     assert json.loads(out)["exit_code"] == code
@@ -132,7 +133,7 @@ def test_all(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("vime_cli.commands.verify._compare_records", lambda _a, _b: HOLDS)
     code, out = run("all", "--samples", "2", "--updates", "1")
     assert code == 1
-    lines = out.strip().splitlines()
+    lines = out[out.index("verdict  ") :].splitlines()
     assert lines[0].split() == [
         *("verdict", "outcome", "samples", "tokens", "tensors", "longest", "unequal"),
         *("nats", "ulps", "entropy", "changed", "first"),
@@ -156,6 +157,79 @@ def test_all_goes_on_when_a_run_fails(run: Run, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(checks, "run_every", lambda *_arguments: iter([HOLDS]))
     code, out = run("all", "--json")
     assert (code, [v["exit_code"] for v in json.loads(out)["verdicts"]]) == (3, [3, 0])
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ContractViolation("step 1 differs", remedy="Look.", code="VIME-ALIGN-008"), (1, "VIME-ALIGN-008")),
+        (ConfigError("bad key", remedy="Change it.", code="VIME-CONFIG-019"), (2, "VIME-CONFIG-019")),
+        (BackendError("died", remedy="None.", code="VIME-BACKEND-001"), (3, "VIME-BACKEND-001")),
+    ],
+)
+def test_what_a_run_ended_with_goes_through(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: VimeError, expected: tuple[int, str]
+) -> None:
+    def fail(*_arguments: Any, **_options: Any) -> list[Path]:
+        raise error
+
+    monkeypatch.setattr("vime_cli.commands.verify.run_twice", fail)
+    code, out = run("repeat", "--json")
+    document = json.loads(out)
+    assert (code, document["first"] if code == 1 else document["error"]["code"]) == expected
+    assert code != 1 or (document["holds"] is False and "step 1 differs" in document["sentence"])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(1, ContractViolation), (2, ConfigError), (3, BackendError), (-9, BackendError)]
+)
+def test_an_exit_code_is_an_error_of_its_kind(tmp_path: Path, code: int, kind: type[VimeError]) -> None:
+    error = ended(tmp_path / "none", code, "error VIME-X: bad\n  help: do")
+    assert type(error) is kind
+    assert "error VIME-X: bad help: do" in error.message
+
+
+def test_all_shows_what_finished_before_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def part_of(*_arguments: Any) -> Iterator[Verdict]:
+        yield BROKEN
+        raise ConfigError("bad key", remedy="Change it.", code="VIME-CONFIG-019")
+
+    monkeypatch.setattr("vime_cli.commands.verify.run_twice", lambda *_a, **_o: [Path("a"), Path("b")])
+    monkeypatch.setattr("vime_cli.commands.verify._compare_records", lambda *_records: HOLDS)
+    monkeypatch.setattr(checks, "run_every", part_of)
+    code, out = run("all", "--json")
+    document = json.loads(out)
+    assert (code, [v["name"] for v in document["verdicts"]]) == (1, ["align", "batch"])
+    assert document["error"]["code"] == "VIME-CONFIG-019"
+    code, out = run("all")
+    assert (code, out.count(HOLDS.sentence), out.count(BROKEN.sentence)) == (1, 1, 1)
+    assert "The rest was not checked, because of an error after these 2" in out
+    monkeypatch.setattr("vime_cli.commands.verify._compare_records", lambda *_records: HOLDS)
+    monkeypatch.setattr(checks, "run_every", lambda *_arguments: _fails_at_once())
+    assert run("all", "--json")[0] == 2
+
+
+def _fails_at_once() -> Iterator[Verdict]:
+    yield from ()
+    raise ConfigError("bad key", remedy="Change it.", code="VIME-CONFIG-019")
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_repeat_with_records_that_are_not_two(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, records: int
+) -> None:
+    paths = [tmp_path / str(number) for number in range(records)]
+    for path in paths:
+        path.mkdir()
+    config = tmp_path / "c.toml"
+    config.touch()
+    for inputs in (paths, [*paths, config]):
+        monkeypatch.setattr(sys, "argv", ["vime", "verify", "repeat", *map(str, inputs), "--json"])
+        assert main() == 2
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert error["code"] == "VIME-CONFIG-021"
+        assert f"was given {records} record" in error["message"]
+        assert ("and 1 files" in error["message"]) == (inputs[-1] == config)
 
 
 @pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 3], 3), ([3, 1, 0], 1), ([], 3), ([0, 2], 3), ([1], 1)])

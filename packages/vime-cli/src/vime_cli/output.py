@@ -17,6 +17,11 @@ def print_json(document: Any) -> None:
 def print_error(error: VimeError, *, as_json: bool) -> None:
     """An error of the user's making: code, what, and help."""
     if as_json:
-        print_json({"error": {"code": error.code, "message": error.message, "help": error.remedy}})
+        print_json({"error": error_table(error)})
     else:
         print(f"error {error}", file=sys.stderr)
+
+
+def error_table(error: VimeError) -> dict[str, str]:
+    """An error in a JSON document."""
+    return {"code": error.code, "message": error.message, "help": error.remedy}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from vime_cli.arguments import Configs, Json, Set
 from vime_cli.commands import resume
-from vime_cli.commands.places import new_directory
-from vime_cli.output import print_json
-from vime_core.errors import BackendError, ConfigError
+from vime_cli.commands.twice import run_twice
+from vime_cli.output import error_table, print_error, print_json
+from vime_core.errors import BackendError, ConfigError, ContractViolation, VimeError
 
 if TYPE_CHECKING:
     from vime_core.verify.verdict import Verdict
@@ -56,18 +55,23 @@ def repeat(
     """Is the same run twice the same, bit for bit?
 
     Give a configuration to run it twice in fresh processes, or two records to compare.
-    Exit code 0: holds. 1: does not hold. 3: could not be checked.
+    Exit code 0: holds. 1: does not hold, or a run found a mismatch within itself. 2: a run refused its input. 3: could
+    not be checked.
     """
-    if overrides and _are_records(inputs):
+    records = _records(inputs)
+    if overrides and records:
         raise ConfigError(
             "--set is given with two run records", remedy="Leave it out, or name a TOML file.", code="VIME-CONFIG-008"
         )
-    first, second = inputs if _are_records(inputs) else run_twice(inputs, overrides or [], directory, quiet=as_json)
-    verdict = _compare_records(first, second)
+    try:
+        records = records or run_twice(inputs, overrides or [], directory, quiet=as_json)
+        verdict = _compare_records(*records)
+    except ContractViolation as error:
+        verdict = _broke_off(error)
     if as_json:
-        print_json({**verdict.as_json(), "records": [str(first), str(second)]})
+        print_json({**verdict.as_json(), "records": [str(record) for record in records]})
     else:
-        print(f"\n{verdict.sentence}\nRecords: {first} and {second}")
+        print(f"\n{verdict.sentence}" + (f"\nRecords: {' and '.join(map(str, records))}" if records else ""))
     return verdict.exit_code
 
 
@@ -149,12 +153,30 @@ def every(
 
     Exit code 1 when one does not hold; else 3 when one could not be checked; else 0.
     """
-    verdicts = list(_every(files, overrides or [], samples, updates, directory, quiet=as_json))
-    code = worst_exit_code([verdict.exit_code for verdict in verdicts])
+    verdicts: list[Verdict] = []
+    try:
+        for verdict in _every(files, overrides or [], samples, updates, directory, quiet=as_json):
+            verdicts.append(verdict)
+            if not as_json:
+                print(f"{verdict.sentence}\n", flush=True)
+    except VimeError as error:
+        if not verdicts:
+            raise
+        return _print_every(verdicts, error, as_json=as_json)
+    return _print_every(verdicts, None, as_json=as_json)
+
+
+def _print_every(verdicts: Sequence[Verdict], error: VimeError | None, *, as_json: bool) -> int:
+    """What is known at the end, or when an error ended the rest; the exit code."""
+    code = worst_exit_code([verdict.exit_code for verdict in verdicts], error.exit_code if error else 0)
     if as_json:
-        print_json({"exit_code": code, "verdicts": [verdict.as_json() for verdict in verdicts]})
-    else:
-        print(f"\n{table(verdicts)}\n\n" + "\n\n".join(verdict.sentence for verdict in verdicts))
+        document: dict[str, Any] = {"exit_code": code, "verdicts": [verdict.as_json() for verdict in verdicts]}
+        print_json(document | ({"error": error_table(error)} if error else {}))
+        return code
+    print(f"{table(verdicts)}\n\n{LEGEND}")
+    if error:
+        print(f"\nThe rest was not checked, because of an error after these {len(verdicts)}.", flush=True)
+        print_error(error, as_json=False)
     return code
 
 
@@ -187,8 +209,17 @@ def _repeat_verdict(files: Sequence[Path], overrides: Sequence[str], directory: 
     _starting("repeat")
     try:
         return _compare_records(*run_twice(files, overrides, directory, quiet=quiet))
+    except ContractViolation as error:
+        return _broke_off(error)
     except BackendError as error:
         return Verdict("repeat", None, f"Repeat could not be checked: {error.message}.", first=error.code)
+
+
+def _broke_off(error: ContractViolation) -> Verdict:
+    from vime_core.verify.verdict import Verdict
+
+    sentence = f"Repeat does not hold: {error.message} ({error.code})."
+    return Verdict("repeat", False, sentence, unequal=1, first=error.code)
 
 
 def _resume_verdict(files: Sequence[Path], overrides: Sequence[str]) -> Verdict:
@@ -201,11 +232,17 @@ def _resume_verdict(files: Sequence[Path], overrides: Sequence[str]) -> Verdict:
         return Verdict("resume", None, f"Resume could not be checked: {error.message}.", first=error.code)
 
 
-def worst_exit_code(codes: Sequence[int]) -> int:
-    """1 when something does not hold, else 3 when something could not be checked or nothing was, else 0."""
+LEGEND: Final = """\
+samples, tokens, tensors: how many were compared; longest: tokens of the longest sequence; unequal: how many differ;
+nats, ulps: the largest difference; entropy: nats a token of what was compared; changed: share of the weights that
+training changed (tensors in repeat and resume, bf16 elements in align); first: the first place that differs."""
+
+
+def worst_exit_code(codes: Sequence[int], error: int = 0) -> int:
+    """1 when something does not hold, else the error's, else 3 when something or all was not checked, else 0."""
     if 1 in codes:
         return 1
-    return 0 if codes and set(codes) == {0} else 3
+    return error or (0 if codes and set(codes) == {0} else 3)
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -251,7 +288,7 @@ def _print(verdict: Verdict, *, as_json: bool) -> int:
     if as_json:
         print_json(verdict.as_json())
     else:
-        print(f"{verdict.sentence}\n\n{table([verdict])}")
+        print(f"{verdict.sentence}\n\n{table([verdict])}\n\n{LEGEND}")
     return verdict.exit_code
 
 
@@ -277,34 +314,19 @@ def _compare_records(first: Path, second: Path) -> Verdict:
     return verify_repeat(RunRecord.open(first), RunRecord.open(second))
 
 
-def run_twice(files: Sequence[Path], overrides: Sequence[str], directory: Path | None, *, quiet: bool) -> list[Path]:
-    """Run a configuration twice in fresh processes and return the two record directories."""
-    from vime_core.config.load import load_config
+def _records(inputs: Sequence[Path]) -> list[Path]:
+    """The two records that are to be compared, or none when all inputs are files of a configuration.
 
-    config, _ = load_config(files, overrides)
-    parent = new_directory(config.run.output, directory, "repeat")
-    records = [parent / "first", parent / "second"]
-    for record in records:
-        print(f"Running {' '.join(map(str, files))} into {record}", file=sys.stderr)
-        _run_once(files, overrides, record, quiet=quiet)
-    return records
-
-
-def _run_once(files: Sequence[Path], overrides: Sequence[str], record: Path, *, quiet: bool) -> None:
-    sets = [part for override in overrides for part in ("--set", override)]
-    command = [sys.executable, "-m", "vime_cli", "run", *map(str, files), *sets, "--output", str(record)]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if quiet else None, text=True)
-    if done.returncode:
-        raise BackendError(
-            f"the run into {str(record)!r} ended with exit code {done.returncode}{_shown(done.stderr)}",
-            remedy="Its own error stands above; `vime run` with the same arguments shows it alone.",
-            code="VIME-BACKEND-001",
-        )
-
-
-def _shown(stderr: str | None) -> str:
-    return f":\n{stderr}" if stderr else ""
-
-
-def _are_records(inputs: Sequence[Path]) -> bool:
-    return len(inputs) == 2 and all((path / "manifest.json").is_file() or path.is_dir() for path in inputs)
+    Raises:
+        ConfigError: there is one record, or more than two, or a record beside a file.
+    """
+    records = [path for path in inputs if path.is_dir()]
+    if not records or (len(records) == len(inputs) == 2):
+        return records
+    given = f"{len(records)} record{'s' if len(records) > 1 else ''}"
+    others = f" and {len(inputs) - len(records)} files" if len(records) < len(inputs) else ""
+    raise ConfigError(
+        f"verify repeat was given {given}{others}: {', '.join(map(str, inputs))}",
+        remedy="Name two records to compare them, or only TOML files to run them twice.",
+        code="VIME-CONFIG-021",
+    )

@@ -283,6 +283,7 @@ def _refuse_date(value: object) -> str:
 def _explain(
     error: ValidationError, model: type[BaseModel], prefix: str, tables: Mapping[str, Sequence[str]]
 ) -> ConfigError:
+    """KEY = VALUE: the value has the wrong type, lies out of range, or is none of those that the key takes."""
     first = error.errors()[0]
     path = ".".join([*([prefix] if prefix else []), *(str(part) for part in first["loc"])])
     if first["type"] == "extra_forbidden":

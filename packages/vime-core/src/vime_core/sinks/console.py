@@ -23,9 +23,9 @@ class ConsoleSink:
 
 
 def line(step: int, metrics: Mapping[str, float]) -> str:
-    """The text for one step."""
+    """The text for one step; as in the record, the first is step 0."""
     parts = [
-        f"step {step + 1}/{metrics['progress/steps']:.0f}",
+        f"step {step} ({step + 1} of {metrics['progress/steps']:.0f})",
         f"reward {metrics['reward/mean']:.3f}",
         f"|train - rollout log-prob| {metrics['train_rollout_logprob_abs_diff']:.3g}",
         f"loss {metrics['train/loss']:+.4f}",
