@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from command import PLUGINS, ROOT, no_traceback, vime
 
@@ -46,6 +48,70 @@ def test_a_killed_run_leaves_a_record_of_what_finished(smoke: Path, tmp_path: Pa
     no_traceback(ran)
     assert len(steps) >= 2
     _wait_for_no_process_of(run.pid)
+
+
+@pytest.fixture
+def temporary():
+    """A short directory for temporary files, so that sockets fit."""
+    with tempfile.TemporaryDirectory(prefix="v", dir="/tmp") as name:
+        yield Path(name)
+
+
+def _start(temporary: Path, *arguments: str | Path) -> subprocess.Popen[str]:
+    variables = {**os.environ, "PYTHONPATH": str(PLUGINS), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+    command = [sys.executable, "-m", "vime_cli", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"])
+def test_an_interrupted_run_says_what_it_kept(
+    number: signal.Signals, code: int, smoke: Path, tmp_path: Path, temporary: Path
+) -> None:
+    record = tmp_path / "record"
+    with _start(temporary, "run", smoke, "--output", record, "--set", "run.steps=500") as run:
+        _wait_for_lines(record / "steps.jsonl", 1)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=120)
+    assert run.returncode == code, said
+    assert "Traceback" not in said
+    last = said.strip().splitlines()[-1]
+    steps = manifest(record)["steps"]
+    assert steps >= 1
+    assert last == f"interrupted by {number.name}: {steps} steps are kept in {str(record)!r}, with status 'interrupted'"
+    assert manifest(record)["status"] == "interrupted"
+    _wait_for_no_process_of(run.pid)
+    assert list(temporary.iterdir()) == []
+    assert not (record / "engine.log").exists()
+    assert not (record / ".reserve").exists()
+
+
+def test_an_interrupted_verdict_ends_its_run(smoke: Path, tmp_path: Path, temporary: Path) -> None:
+    with _start(temporary, "verify", "repeat", smoke, "--directory", tmp_path / "both") as verdict:
+        _wait_for(lambda: (tmp_path / "both" / "first" / "engine.log").exists())
+        children = [pid for pid in _sessions_below(verdict.pid) if pid != verdict.pid]
+        assert children
+        verdict.terminate()
+        _, said = verdict.communicate(timeout=120)
+    assert verdict.returncode == 143, said
+    assert said.strip().splitlines()[-1].startswith("interrupted by SIGTERM")
+    assert manifest(tmp_path / "both" / "first")["status"] == "interrupted"
+    for session in children:
+        _wait_for_no_process_of(session)
+    assert list(temporary.iterdir()) == []
+
+
+def _sessions_below(parent: int) -> set[int]:
+    return {child.pid for child in psutil.Process(parent).children() if os.getsid(child.pid) == child.pid}
+
+
+def _wait_for(condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def _wait_for_lines(file: Path, count: int) -> None:

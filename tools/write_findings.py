@@ -18,6 +18,7 @@ SEVERITIES = ("error", "warning", "info")
 AREAS = {
     "ALIGN": "Two sides that must agree",
     "BACKEND": "Trainer and engine",
+    "CLI": "The command line",
     "CONFIG": "Configuration",
     "DATA": "Datasets, prompts and rewards",
     "ENV": "Environment and policies",

@@ -10,10 +10,11 @@ import sys
 import typer
 
 from vime_cli.commands import convert, diff, doctor, plugins, run, verify
-from vime_cli.output import print_error
+from vime_cli.output import print_error, print_interruption
+from vime_cli.signals import taking_signals
 from vime_cli.thirdparty import add_plugin_commands
 from vime_core import __version__
-from vime_core.errors import VimeError
+from vime_core.errors import Interrupted, VimeError
 
 app = typer.Typer(
     name="vime",
@@ -46,10 +47,14 @@ def _global(  # pyright: ignore[reportUnusedFunction]
 def main() -> int:
     """Run the command line and return its exit code."""
     try:
-        add_plugin_commands(app, sys.argv[1:])
-        result = app(standalone_mode=False)
+        with taking_signals():
+            add_plugin_commands(app, sys.argv[1:])
+            result = app(standalone_mode=False)
     except VimeError as error:
         print_error(error, as_json="--json" in sys.argv)
+        return error.exit_code
+    except Interrupted as error:
+        print_interruption(error, as_json="--json" in sys.argv)
         return error.exit_code
     except typer.Abort:
         return 130

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from vime_core.errors import VimeError
+from vime_core.errors import Interrupted, VimeError
 
 
 def print_json(document: Any) -> None:
@@ -19,7 +19,22 @@ def print_error(error: VimeError, *, as_json: bool) -> None:
     if as_json:
         print_json({"error": error_table(error)})
     else:
-        print(f"error {error}", file=sys.stderr)
+        print("\n  note: ".join([f"error {error}", *notes(error)]), file=sys.stderr)
+
+
+def print_interruption(error: Interrupted, *, as_json: bool) -> None:
+    """One line: which signal, and what was kept where."""
+    said = f"{error}: {'; '.join(notes(error)) or 'nothing was recorded'}"
+    if as_json:
+        remedy = "Start it again, or go on from a checkpoint: vime run --resume RECORD."
+        print_json({"error": {"code": "VIME-CLI-002", "message": said, "help": remedy}})
+    else:
+        print(said, file=sys.stderr)
+
+
+def notes(error: BaseException) -> list[str]:
+    """What was added to an exception on its way."""
+    return list(getattr(error, "__notes__", ()))
 
 
 def error_table(error: VimeError) -> dict[str, str]:

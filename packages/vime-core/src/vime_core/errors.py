@@ -27,6 +27,19 @@ class VimeError(Exception):
         return f"{self.code}: {self.message}\n  help: {self.remedy}"
 
 
+class Interrupted(BaseException):
+    """A signal asked this process to end. No Exception, so that nothing on the way takes it for a failure.
+
+    Args:
+        signal_name: ``SIGINT`` or ``SIGTERM``.
+        exit_code: 128 + the signal's number, as shells have it.
+    """
+
+    def __init__(self, signal_name: str, exit_code: int) -> None:
+        super().__init__(f"interrupted by {signal_name}")
+        self.exit_code = exit_code
+
+
 class ConfigError(VimeError):
     """The configuration is unusable: unknown key, wrong type, contradiction, missing file."""
 

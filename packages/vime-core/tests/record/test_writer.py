@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 from synthetic import entry_of, make_run, make_step, manifest, write_run, write_step
 
-from vime_core.errors import RecordError
+from vime_core.errors import Interrupted, RecordError
+from vime_core.interruption import interrupt
 from vime_core.record import files
+from vime_core.record import writer as writer_module
 from vime_core.record.reader import RunRecord
 from vime_core.record.writer import RecordWriter, refuse_existing
 
@@ -226,7 +229,9 @@ import importlib.util, os, pathlib, sys
 spec = importlib.util.spec_from_file_location("synthetic", {str(Path(__file__).with_name("synthetic.py"))!r})
 synthetic = importlib.util.module_from_spec(spec); sys.modules["synthetic"] = synthetic
 spec.loader.exec_module(synthetic)
-from vime_core.record import files, writer
+from vime_core.interruption import interrupt
+from vime_core.record import files
+from vime_core.record import writer as writer_module, writer
 w = writer.RecordWriter.create(pathlib.Path({str(tmp_path / "run")!r}), synthetic.manifest())
 synthetic.write_step(w, synthetic.make_step(0))
 real = os.write
@@ -252,3 +257,54 @@ def test_samples_given_in_another_order_are_refused(tmp_path: Path) -> None:
         RecordWriter.create(tmp_path / "run", manifest()).write_step(
             entry_of(step), step.samples[::-1], step.train_log_probs, step.advantages
         )
+
+
+def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with RecordWriter.create(tmp_path / "run", manifest()) as writer:
+            write_step(writer, make_step(0))
+            raise Interrupted("SIGTERM", 143)
+
+    with pytest.raises(Interrupted) as caught:
+        interrupted()
+    found = RunRecord.open(tmp_path / "run").manifest
+    assert (found.status, found.steps, found.error) == ("interrupted", 1, "Interrupted: interrupted by SIGTERM")
+    assert caught.value.__notes__ == [f"1 steps are kept in {str(tmp_path / 'run')!r}, with status 'interrupted'"]
+
+
+def test_a_full_disk_still_takes_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing but the reserve were left: writing works only once it is given up."""
+    write = os.write
+    reserve = tmp_path / "run" / ".reserve"
+
+    def full(descriptor: int, data: bytes) -> int:
+        return no_space() if reserve.exists() else write(descriptor, data)
+
+    writer = RecordWriter.create(tmp_path / "run", manifest())
+    assert reserve.stat().st_blocks * 512 >= 2 * (tmp_path / "run" / "manifest.json").stat().st_size
+    monkeypatch.setattr(files.os, "write", full)
+    with pytest.raises(RecordError), writer:
+        write_step(writer, make_step(0))
+    found = RunRecord.open(tmp_path / "run").manifest
+    assert found.status == "failed"
+    assert "no space" in found.error
+    assert not reserve.exists()
+
+
+def test_a_signal_waits_until_the_step_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes when the step's line is on disk and the writer has not counted it."""
+
+    def append_and_interrupt(path: Path, data: bytes) -> None:
+        append_whole(path, data)
+        interrupt(signal.SIGTERM)
+
+    append_whole = writer_module.append_whole
+    monkeypatch.setattr(writer_module, "append_whole", append_and_interrupt)
+    writer = RecordWriter.create(tmp_path / "run", manifest())
+    with pytest.raises(Interrupted, match="SIGTERM"), writer:
+        write_step(writer, make_step(0))
+    found = RunRecord.open(tmp_path / "run")
+    assert (found.manifest.status, found.manifest.steps, found.check().findings) == ("interrupted", 1, ())
+    with pytest.raises(Interrupted) as caught:
+        interrupt(signal.SIGINT)
+    assert caught.value.exit_code == 130

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from vime_core.determinism.environment import exactly
-from vime_core.errors import BackendError, ContractViolation
+from vime_core.errors import BackendError, ContractViolation, Interrupted
 from vime_vllm import compat
 from vime_vllm.engine_log import EngineLog
 from vime_vllm.supervision import Supervisor
@@ -70,6 +70,10 @@ class EngineClient:
             raise _ended()
         try:
             return self._supervisor.call(what, function)
+        except Interrupted:
+            self._abandon()
+            self._log.remove()
+            raise
         except BaseException:
             self._abandon()
             raise

@@ -13,6 +13,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Final
 
+from vime_core.scratch import outside
 from vime_vllm.compat import settle_logging
 from vime_vllm.environment import QUIET
 
@@ -21,13 +22,18 @@ _LOGGER: Final = "vllm"
 
 
 class EngineLog:
-    """A log file in a directory of its own; what vLLM logs in this process goes there from now on.
+    """A log file; what vLLM logs in this process goes there from now on.
 
-    Errors, and everything where the user set ``VLLM_LOGGING_LEVEL``, still reach the terminal.
+    It stands in the record where there is one, else in a directory of its own, which outlives the run's other temporary
+    files when the engine fails. Errors, and everything where the user set ``VLLM_LOGGING_LEVEL``, still reach the
+    terminal.
     """
 
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="vime-vllm-")) / "engine.log"
+    def __init__(self, record: Path | None = None) -> None:
+        self._own = record is None or not record.is_dir()
+        place = Path(tempfile.mkdtemp(prefix="vime-vllm-", dir=outside())) if self._own else record
+        assert place is not None
+        self.path = place / "engine.log"
         self._handler = logging.FileHandler(self.path)
         self._handler.setFormatter(logging.Formatter(_FORMAT))
         # Before vLLM is imported: Python itself prints the warnings of a logger without a handler.
@@ -36,7 +42,8 @@ class EngineLog:
     @contextmanager
     def taking_children(self) -> Generator[None]:
         """Processes that ``multiprocessing`` spawns meanwhile write to the file from their first byte on."""
-        launcher = self.path.with_name("python")
+        workshop = Path(tempfile.mkdtemp(prefix="vime-engine-"))
+        launcher = workshop / "python"
         launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@" >>"{self.path}" 2>&1\n')
         launcher.chmod(0o700)
         before = spawn.get_executable()
@@ -47,6 +54,7 @@ class EngineLog:
             yield
         finally:
             spawn.set_executable(before)
+            shutil.rmtree(workshop, ignore_errors=True)
 
     def take_front_end(self) -> None:
         """Keep vLLM's own handlers in this process to errors; call in the environment that the engine starts with."""
@@ -64,6 +72,8 @@ class EngineLog:
         self._handler.close()
 
     def remove(self) -> None:
-        """Delete the file and its directory."""
+        """Delete the file, and its directory where that is its own."""
         self.release_front_end()
-        shutil.rmtree(self.path.parent, ignore_errors=True)
+        self.path.unlink(missing_ok=True)
+        if self._own:
+            shutil.rmtree(self.path.parent, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,8 +31,7 @@ class Supervisor:
     """
 
     def __init__(self, timeout_s: float, log: Path) -> None:
-        # Started now, so that it is not taken for a process of the engine (which would otherwise start it).
-        resource_tracker.ensure_running()
+        _start_resource_tracker()
         self._others = set(psutil.Process().children(recursive=True))  # what ran before the engine
         self._processes: set[psutil.Process] = set()
         self._cores: list[Any] = []
@@ -142,6 +142,19 @@ class Supervisor:
 
     def _written(self) -> int:
         return self._log.stat().st_size if self._log.is_file() else 0
+
+
+def _start_resource_tracker() -> None:
+    """Start it now, so that it is not taken for a process of the engine, which would otherwise start it.
+
+    What a killed engine leaves it removes, and warns of it, which nobody can act on.
+    """
+    quiet = "ignore:resource_tracker"
+    sys.warnoptions.append(quiet)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(quiet)
 
 
 def _in_thread(function: Callable[[], _T]) -> Future[_T]:

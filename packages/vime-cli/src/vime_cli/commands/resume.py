@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import typer
 from vime_cli.arguments import Configs, Json, Set
 from vime_cli.commands.places import new_directory
 from vime_cli.output import print_json
+from vime_cli.signals import PARENT
 from vime_core.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
@@ -106,7 +108,9 @@ def _vime(record: Path, *arguments: str) -> _Started:
     log = record.with_name(f"{record.name}{resumed}.log")
     with log.open("wb") as stream:
         command = [sys.executable, "-m", "vime_cli", *arguments]
-        return _Started(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream), record, log)
+        environment = {**os.environ, PARENT: str(os.getpid())}  # it ends when this process does, however that ends
+        started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream, env=environment)
+        return _Started(started, record, log)
 
 
 def _require_done(started: _Started) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vime_cli.children import run_child
 from vime_cli.commands.places import new_directory
 from vime_core.errors import BackendError, ConfigError, ContractViolation, RecordError, VimeError
 
@@ -33,9 +33,9 @@ def run_twice(files: Sequence[Path], overrides: Sequence[str], directory: Path |
 def _run_once(files: Sequence[Path], overrides: Sequence[str], record: Path, *, quiet: bool) -> None:
     sets = [part for override in overrides for part in ("--set", override)]
     command = [sys.executable, "-m", "vime_cli", "run", *map(str, files), *sets, "--output", str(record)]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if quiet else None, text=True)
-    if done.returncode:
-        raise ended(record, done.returncode, done.stderr or "")
+    code, said = run_child(command, quiet=quiet)
+    if code:
+        raise ended(record, code, said)
 
 
 def ended(record: Path, code: int, stderr: str) -> VimeError:

@@ -19,6 +19,7 @@ from vime_core.plugins.manager import PluginManager
 from vime_core.record.digest import digest_tensors, merkle_root
 from vime_core.record.points import observed
 from vime_core.record.reader import RunRecord
+from vime_core.scratch import run_scratch
 
 log = logging.getLogger("vime")
 
@@ -29,12 +30,17 @@ def execute(config: RunConfig, plugins: PluginManager, resumption: Resumption | 
     Raises:
         VimeError: of the kind that fits; the record then says ``failed`` and why, and keeps what finished.
     """
-    preparation = Preparation(config, load_policy(config, plugins), plugins)
+    with run_scratch():
+        return _execute(Preparation(config, load_policy(config, plugins), plugins), resumption)
+
+
+def _execute(preparation: Preparation, resumption: Resumption | None) -> RunSummary:
+    config = preparation.config
     for finding in require_ready(preparation, RUN if resumption is None else RESUME):
         if finding.severity == "warning":
             log.warning("%s", finding)
     start = time.monotonic()
-    with _write_points(plugins), open_session(preparation, resumption) as session:
+    with _write_points(preparation.plugins), open_session(preparation, resumption) as session:
         for step in range(session.first_step, config.run.steps):
             _step(session, step, start)
     return summarize(RunRecord.open(config.run.output), time.monotonic() - start, session.first_step)

@@ -67,7 +67,9 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
         _record_start(writer, sides, resumption)
         version = restore(resumption, sides.trainer, sides.rollout) if resumption else 0
         first = resumption.next_step if resumption else 0
-        with ExitStack() as opened:  # what sinks write into the record is there before it is sealed
+        # Closed before both sides are, which takes a while: who is killed meanwhile has a true record.
+        with writer.closing_for_errors(), ExitStack() as opened:
+            # What sinks write into the record is there before it is sealed.
             yield Session(
                 config=config,
                 plugins=plugins,

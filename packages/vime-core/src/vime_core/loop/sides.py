@@ -22,6 +22,7 @@ from vime_core.loop.weights import require_equal_weights
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import DeterminismPolicyEntry
 from vime_core.record.digest import digest_tensors
+from vime_core.scratch import run_scratch
 from vime_core.types import ProcessReport
 
 
@@ -104,6 +105,7 @@ def open_sides(parts: Parts) -> Generator[Sides]:
         ContractViolation: contract, provider or a weight differs between the sides.
     """
     with ExitStack() as stack:
+        stack.enter_context(run_scratch())
         rollout = parts.launcher.rollout(parts.model, parts.alignment)
         stack.callback(rollout.close)
         trainer = parts.launcher.trainer(parts.model, parts.alignment)

@@ -100,6 +100,16 @@ def remove_unfinished(directory: Path) -> None:
         path.unlink()
 
 
+def reserve(path: Path, size: int) -> None:
+    """Make ``path`` hold at least ``size`` bytes of disk, which deleting it gives back."""
+    with _explained(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, max(size, 1))
+        finally:
+            os.close(descriptor)
+
+
 def _write_and_close(descriptor: int, data: bytes, path: Path) -> None:
     """Write in two halves: each is a write point, so that a test can leave half a file behind."""
     try:

@@ -16,6 +16,8 @@ CHECKPOINTS: Final = "checkpoints"
 TOP_FILES: Final = (MANIFEST, STEPS, METRICS)
 FOLDERS: Final = (SAMPLES, EVALUATION, TAPS)
 """What belongs to a record, besides checkpoints: nothing may be added to it once it is sealed."""
+RESERVE: Final = ".reserve"
+"""Bytes that are given up when the disk is full, so that the manifest can still say how the run ended."""
 
 
 def samples_path(directory: Path, step: int) -> Path:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 FORMAT: Final = "vime-record/2"
-Status = Literal["running", "complete", "failed"]
+Status = Literal["running", "complete", "failed", "interrupted"]
 Digests = Mapping[str, str]
 """Leaf digest (hex) by tensor name, in the tensors' own order."""
 

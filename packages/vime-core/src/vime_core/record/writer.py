@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from blake3 import blake3
 
-from vime_core.errors import ContractViolation, RecordError, VimeError
+from vime_core.errors import ContractViolation, Interrupted, RecordError, VimeError
+from vime_core.interruption import uninterrupted
 from vime_core.record.check import entry_findings, evaluation_findings
 from vime_core.record.files import (
     append_whole,
@@ -18,9 +20,10 @@ from vime_core.record.files import (
     cut_file,
     refuse_existing,
     remove_unfinished,
+    reserve,
     write_whole,
 )
-from vime_core.record.layout import EVALUATION, MANIFEST, SAMPLES, SEAL, STEPS, evaluation_path, samples_path
+from vime_core.record.layout import EVALUATION, MANIFEST, RESERVE, SAMPLES, SEAL, STEPS, evaluation_path, samples_path
 from vime_core.record.lock import DirectoryLock
 from vime_core.record.parquet import to_parquet
 from vime_core.record.reader import RunRecord
@@ -35,7 +38,8 @@ __all__ = ["RecordWriter", "refuse_existing"]
 class RecordWriter:
     """The one writer of a record. A killed process leaves the steps that it finished; nothing is ever overwritten.
 
-    As a context manager it marks the record ``failed`` when the block raises or ends without `finish`.
+    As a context manager it marks the record ``failed`` or ``interrupted`` when the block raises or ends without
+    `finish`.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -112,8 +116,11 @@ class RecordWriter:
     def update_manifest(self, **changes: Any) -> None:
         """Replace fields of the manifest. Raises RecordError when it cannot be written; the old one then stands."""
         changed = self._changed(changes)
-        write_whole(self.directory / MANIFEST, _manifest_bytes(changed))
+        data = _manifest_bytes(changed)
+        write_whole(self.directory / MANIFEST, data)
         self.manifest = changed
+        if changed.status == "running":
+            reserve(self.directory / RESERVE, 2 * len(data))
 
     def _changed(self, changes: Mapping[str, Any]) -> Manifest:
         return Manifest.model_validate({**self.manifest.model_dump(), **changes})
@@ -151,20 +158,23 @@ class RecordWriter:
         findings = [*entry_findings(entry, columns), *evaluation_findings(entry, evaluated)]
         if findings:
             raise _misuse(f"step {entry.step}: {findings[0]}", "Digest exactly what is handed over for recording.")
-        write_whole(samples_path(self.directory, entry.step), to_parquet(columns))
-        if evaluated:
-            (self.directory / EVALUATION).mkdir(exist_ok=True)
-            write_whole(evaluation_path(self.directory, entry.step), to_parquet(evaluated, SAMPLE_FIELDS))
         line = entry.model_dump_json().encode() + b"\n"
-        append_whole(self.directory / STEPS, line)
-        self._count_line(entry, line)
+        with uninterrupted():
+            write_whole(samples_path(self.directory, entry.step), to_parquet(columns))
+            if evaluated:
+                (self.directory / EVALUATION).mkdir(exist_ok=True)
+                write_whole(evaluation_path(self.directory, entry.step), to_parquet(evaluated, SAMPLE_FIELDS))
+            append_whole(self.directory / STEPS, line)
+            self._count_line(entry, line)
 
     def finish(self, status: Status, error: str = "") -> None:
-        """Seal the record and close it as ``complete`` or ``failed``; nothing can be written afterwards."""
+        """Seal the record and close it as ``complete``, ``failed`` or ``interrupted``; nothing can be written after."""
         self._require_running()
         end = {"status": status, "error": error, "steps": self._count, "steps_digest": self._lines.hexdigest()}
-        write_seal(self.directory, _manifest_bytes(self._changed(end)))
-        self.update_manifest(**end)
+        with uninterrupted():
+            (self.directory / RESERVE).unlink(missing_ok=True)
+            write_seal(self.directory, _manifest_bytes(self._changed(end)))
+            self.update_manifest(**end)
 
     def __enter__(self) -> Self:
         return self
@@ -181,11 +191,29 @@ class RecordWriter:
     def _fail(self, error: BaseException | None) -> None:
         if error is None:
             self.finish("failed", "the run ended without saying how")
-            return
+        else:
+            self.finish_for(error)
+
+    @contextmanager
+    def closing_for_errors(self) -> Generator[None]:
+        """What the block raises closes the record at once, and not only when the writer is left."""
         try:
-            self.finish("failed", f"{type(error).__name__}: {error}")
+            yield
+        except BaseException as error:
+            self.finish_for(error)
+            raise
+
+    def finish_for(self, error: BaseException) -> None:
+        """Close the record because of an error, which is told what was kept and where. Does nothing when closed."""
+        if self.manifest.status != "running":
+            return
+        status: Status = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
+        kept = f"{self._count} steps are kept in {str(self.directory)!r}"
+        try:
+            self.finish(status, f"{type(error).__name__}: {error}")
+            error.add_note(f"{kept}, with status {status!r}")
         except VimeError as second:
-            error.add_note(f"and the record's status could not be written: {second.message}")
+            error.add_note(f"{kept}, and the record's status could not be written: {second.message}")
 
     def _require_running(self) -> None:
         if self.manifest.status != "running":

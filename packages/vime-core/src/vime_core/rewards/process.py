@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
+from vime_core.processes import GroupGuard
 from vime_core.rewards.types import RewardSpec
 from vime_core.rewards.wire import encode_spec
 
@@ -25,10 +26,12 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from vime_core
 class WorkerProcess:
     """A fresh Python process (not a fork) in a session of its own, so that it can be killed with its children.
 
+    ``guard`` kills them when the run itself is killed.
+
     ``job`` is the index of the input that it works on; None while it starts and while it is idle.
     """
 
-    def __init__(self, spec: RewardSpec) -> None:
+    def __init__(self, spec: RewardSpec, guard: GroupGuard) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
@@ -36,6 +39,8 @@ class WorkerProcess:
             env={"PYTHONHASHSEED": "0", **os.environ},
             start_new_session=True,
         )
+        self._guard = guard
+        guard.watch(self._process.pid)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self.replies = self._process.stdin, self._process.stdout
@@ -75,6 +80,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
+        self._guard.release(self._process.pid)
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
         self.replies.close()
