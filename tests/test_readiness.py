@@ -64,7 +64,7 @@ OBSTACLES: list[tuple[list[str], list[str]]] = [
     (["run.sinks=['console','jsonk']"], ["run.sinks = 'jsonk'", "'jsonl'"]),
     (["alignment.contract=dense/v2"], ["alignment.contract = 'dense/v2'", "'dense/v1'"]),
     (["alignment.contract=dense/v1", "trainer.megatron.spec=local"], ["VIME-ALIGN-030"]),
-    (["alignment.contract=dense/v1", "sampling.top_k=5"], ["VIME-ALIGN-028"]),
+    (["alignment.contract=dense/v1", "rollout.vllm.engine_args.quantization=fp8"], ["VIME-ALIGN-021"]),
     (["sampling.samples_per_prompt=1"], ["sampling.samples_per_prompt = 1"]),
     (["rollout.context_length=2048", "trainer.token_budget=2048"], ["context_length = 2048", "embeddings = 1024"]),
     (["sampling.stop_token_ids=[512]"], ["stop_token_ids holds 512", "0 to 511"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,21 @@ FinishReason = Literal["stop", "length", "abort"]
 Role = Literal["driver", "trainer", "rollout"]
 SampleKey = tuple[int, int]
 """(prompt index, sample index): the one order in which vime lists samples."""
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """What top-k and top-p left to choose from at each response token; empty when nothing was ever cut.
+
+    ``tokens`` are ids, ascending within a position and the positions one after another. ``counts`` says how many are
+    each position's; 0: the whole vocabulary was left there.
+    """
+
+    tokens: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+WHOLE_VOCABULARY: Final = KeptTokens()
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,8 @@ class Completion:
     """What the engine returned for one request.
 
     ``log_probs`` is fp32 [R], one for each response token, of the distribution that was sampled from
-    (after temperature). ``weight_version`` is the version that the engine held while generating.
+    (after temperature, top-k and top-p). ``weight_version`` is the version that the engine held while generating.
+    ``kept`` is what log-probs are normalised over; only an engine that keeps an alignment contract says it.
     """
 
     prompt_index: int
@@ -49,6 +65,7 @@ class Completion:
     log_probs: Float32Array
     finish_reason: FinishReason
     weight_version: int
+    kept: KeptTokens = WHOLE_VOCABULARY
 
     @property
     def key(self) -> SampleKey:
@@ -71,6 +88,7 @@ class Sample:
     finish_reason: FinishReason
     seed: int
     response_text: str = ""
+    kept: KeptTokens = WHOLE_VOCABULARY
 
     @property
     def key(self) -> SampleKey:
@@ -87,7 +105,8 @@ class TrainSequence:
 
     All arrays are fp32 [R] over the response tokens. ``weights`` already holds mask and denominator, so that the
     loss of a step is the plain sum of weight x token loss, whatever the packing. ``old_log_probs`` None means:
-    use the training forward's own values, detached.
+    use the training forward's own values, detached. Log-probs are normalised over what is ``kept``, so that a ratio
+    is one of the distributions that were sampled from.
     """
 
     key: SampleKey
@@ -97,6 +116,7 @@ class TrainSequence:
     weights: Float32Array
     old_log_probs: Float32Array | None = None
     reference_log_probs: Float32Array | None = None
+    kept: KeptTokens = WHOLE_VOCABULARY
 
     @property
     def response_length(self) -> int:

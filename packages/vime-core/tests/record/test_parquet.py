@@ -86,7 +86,7 @@ def rewritten(tmp_path: Path, change: object) -> Path:
         (lambda t: t.drop_columns(["reward"]), "'reward' is missing instead of double"),
         (lambda t: t.set_column(0, "prompt_index", t.column(0).cast("int32")), "'prompt_index' is int32"),
         (
-            lambda t: t.set_column(11, "reward", pa.array([1.0, None, 2.0, 3.0])),
+            lambda t: t.set_column(13, "reward", pa.array([1.0, None, 2.0, 3.0])),
             "'reward' is double .* without nulls",
         ),
         (

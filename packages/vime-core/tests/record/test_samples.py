@@ -9,7 +9,7 @@ from synthetic import flip_bit, make_step
 from vime_core.errors import RecordError
 from vime_core.record.digest import array_digest, merkle_root
 from vime_core.record.samples import log_prob_digest, sample_columns, samples_from, step_digests
-from vime_core.types import Sample
+from vime_core.types import KeptTokens, Sample
 
 STEP = make_step(0)
 STAGE_OF_FIELD = {
@@ -21,6 +21,7 @@ STAGE_OF_FIELD = {
     "weight_version": ("tokens", 5),
     "finish_reason": ("tokens", "abort"),
     "response_text": ("tokens", "other"),
+    "kept": ("tokens", KeptTokens((3,), (1, *(0,) * (len(STEP.samples[1].response_tokens) - 1)))),
     "rollout_log_probs": ("rollout_log_probs", flip_bit(STEP.samples[1].rollout_log_probs, 0)),
     "reward": ("rewards", 0.5),
 }
@@ -81,7 +82,13 @@ def test_where_a_list_ends_matters() -> None:
 
 
 def test_columns_give_the_samples_back() -> None:
-    for before, after in zip(STEP.samples, samples_from(sample_columns(STEP.samples)), strict=True):
+    counts = [(2, *(0,) * (len(s.response_tokens) - 2), 1) for s in STEP.samples]
+    cut = [
+        replace(s, kept=KeptTokens((1, 5, 2), c)) if s.sample_index else s
+        for s, c in zip(STEP.samples, counts, strict=True)
+    ]
+    assert step_digests(cut, STEP.advantages).tokens != step_digests(STEP.samples, STEP.advantages).tokens
+    for before, after in zip(cut, samples_from(sample_columns(cut)), strict=True):
         np.testing.assert_array_equal(before.rollout_log_probs, after.rollout_log_probs)
         assert replace(before, rollout_log_probs=None) == replace(after, rollout_log_probs=None)  # type: ignore[arg-type]
     assert samples_from(sample_columns([])) == []
@@ -95,6 +102,8 @@ def test_columns_give_the_samples_back() -> None:
         (with_sample(loss_mask=(True,)), r"loss_mask of sample \(0, 1\) has 1 values for 4"),
         (with_sample(rollout_log_probs=np.zeros(1, np.float32)), r"rollout_log_probs of sample \(0, 1\) has 1"),
         (with_sample(rollout_log_probs=np.zeros(4)), r"rollout_log_probs of sample \(0, 1\) is float64 \(4,\)"),
+        (with_sample(kept=KeptTokens((1,), (1,))), r"kept of sample \(0, 1\) has 1 counts and 1 tokens for 4"),
+        (with_sample(kept=KeptTokens((1,), (0, 0, 0, 2))), r"kept of sample \(0, 1\) has 4 counts and 1 tokens"),
         (with_sample(seed=-1), "seed of a sample is no uint64"),
         (with_sample(response_tokens=(2**31, 0, 0, 0)), "response_tokens of a sample is no int32"),
     ],

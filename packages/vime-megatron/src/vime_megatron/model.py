@@ -73,7 +73,7 @@ class PolicyModel(GPTModel):
     ) -> Tensor:
         """Log-probs of the response tokens, fp32 [N], in order."""
         hidden = self.hidden_states(batch).index_select(0, batch.rows)
-        return token_log_probs(self.logits(hidden), batch.targets, temperature)
+        return token_log_probs(batch.left_to_choose(self.logits(hidden)), batch.targets, temperature)
 
     def _sequences(self, batch: PackedMicrobatch) -> PackedSequences:
         angles: Tensor = self.get_buffer("rope_table")[:, batch.positions, None]

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vime_core.numerics import masked
 from vime_core.types import Float32Array, TrainSequence
 
 
@@ -28,6 +29,8 @@ class PackedMicrobatch:
         rows: int64 [N], the inputs whose next token is a response token.
         targets: int64 [N], those next tokens.
         response_lengths: response tokens of each sequence, in order; they sum to N.
+        kept: (rows, ids), int64 [K] each, of the tokens that were left to choose from where top-k or top-p cut; rows
+            count response tokens. None: nothing was cut.
     """
 
     tokens: Tensor
@@ -36,6 +39,17 @@ class PackedMicrobatch:
     rows: Tensor
     targets: Tensor
     response_lengths: tuple[int, ...]
+    kept: tuple[Tensor, Tensor] | None = None
+
+    def left_to_choose(self, logits: Tensor) -> Tensor:
+        """Logits [N, V] with -inf where top-k or top-p had cut when the response was sampled."""
+        if self.kept is None:
+            return logits
+        rows, ids = self.kept
+        keep = torch.ones(logits.shape, dtype=torch.bool, device=logits.device)
+        keep[rows] = False
+        keep[rows, ids] = True
+        return masked(logits, keep)
 
     def split(self, values: Tensor) -> list[Float32Array]:
         """[N] on any device as one fp32 array [R] a sequence."""
@@ -67,7 +81,16 @@ def pack_microbatch(sequences: Sequence[TrainSequence], device: torch.device) ->
         rows=_on(device, rows),
         targets=_on(device, [np.array(s.tokens[s.response_start :]) for s in sequences]),
         response_lengths=tuple(s.response_length for s in sequences),
+        kept=_kept(sequences, device),
     )
+
+
+def _kept(sequences: Sequence[TrainSequence], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    if not any(sequence.kept.tokens for sequence in sequences):
+        return None
+    counts = [np.array(s.kept.counts or (0,) * s.response_length) for s in sequences]
+    rows = np.repeat(np.arange(sum(map(len, counts))), np.concatenate(counts))
+    return _on(device, [rows]), _on(device, [np.array(s.kept.tokens, dtype=np.int64) for s in sequences])
 
 
 def flatten(arrays: Sequence[Float32Array], device: torch.device) -> Tensor:

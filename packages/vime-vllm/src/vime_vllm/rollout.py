@@ -125,7 +125,10 @@ class VllmRollout:
         if (held := self.engine.agreed("vime_weight_version")) != version:
             raise _wrong_version(held, version)
         self._witness.check([served(output) for output in outputs])
-        return [completion(r, output, version) for r, output in zip(requests, outputs, strict=True)]
+        return [
+            completion(r, output, version, kept=self._wants_kept(r))
+            for r, output in zip(requests, outputs, strict=True)
+        ]
 
     def update_weights(self, weights: NamedTensors, version: int) -> Mapping[str, str]:
         """Send the weights, reset the prefix cache, and read digests back, in the order in which they were sent.
@@ -175,13 +178,18 @@ class VllmRollout:
         if self._paused_admission:
             compat.pause_scheduler(llm)
         for request in requests:
-            compat.enqueue(llm, request.prompt_tokens, sampling_params(request))
+            compat.enqueue(llm, request.prompt_tokens, sampling_params(request, kept=self._wants_kept(request)))
         if self._paused_admission:
             compat.resume_scheduler(llm)
         outputs = compat.wait_for_all(llm)
         if [tuple(output.prompt_token_ids) for output in outputs] != [r.prompt_tokens for r in requests]:
             raise unusable(f"{len(outputs)} answers do not match {len(requests)} requests")
         return outputs
+
+    def _wants_kept(self, request: SampleRequest) -> bool:
+        """Whether the engine is asked which tokens a request could choose from; vLLM's own sampler cannot say."""
+        del request
+        return False
 
     def _transfer(self, weights: NamedTensors, version: int) -> None:
         llm = self.engine.llm

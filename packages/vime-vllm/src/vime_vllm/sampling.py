@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from vime_core.errors import BackendError, ContractViolation, DataError, NotFinite
-from vime_core.types import Completion, FinishReason, Float32Array, SampleRequest
+from vime_core.types import WHOLE_VOCABULARY, Completion, FinishReason, Float32Array, KeptTokens, SampleRequest
 from vime_vllm import compat
 from vime_vllm.prefix_witness import Served
 
@@ -28,8 +28,23 @@ def check_requests(requests: Sequence[SampleRequest], context_length: int) -> No
             )
 
 
-def sampling_params(request: SampleRequest) -> Any:
-    """vLLM's SamplingParams: the request's own seed, and the log-prob of each sampled token."""
+NOTHING_CUT: Final = -1
+"""Stands among the ids of a position where the whole vocabulary was left (see `vime_vllm.aligned.sampler`)."""
+_ALL_REPORTED: Final = -1
+
+
+def is_cut(request: SampleRequest) -> bool:
+    """Whether top-k or top-p may leave out tokens; at temperature 0 the most likely one is taken whatever they are."""
+    return request.temperature > 0 and (request.top_k > 0 or request.top_p < 1)
+
+
+def sampling_params(request: SampleRequest, *, kept: bool = False) -> Any:
+    """vLLM's SamplingParams: the request's own seed, and the log-prob of each sampled token.
+
+    Args:
+        request: what is sampled.
+        kept: ask for the ids of the tokens that were left to choose from, too.
+    """
     return compat.sampling_params(
         seed=request.seed,
         max_tokens=request.max_tokens,
@@ -37,12 +52,12 @@ def sampling_params(request: SampleRequest) -> Any:
         top_p=request.top_p,
         top_k=request.top_k,
         stop_token_ids=list(request.stop_token_ids),
-        logprobs=0,
+        logprobs=_ALL_REPORTED if kept else 0,
     )
 
 
-def completion(request: SampleRequest, output: Any, version: int) -> Completion:
-    """The completion of a finished request.
+def completion(request: SampleRequest, output: Any, version: int, *, kept: bool = False) -> Completion:
+    """The completion of a finished request; with ``kept`` as `sampling_params` asked for it.
 
     Raises:
         BackendError: a reason or log-prob that vime cannot use.
@@ -63,6 +78,7 @@ def completion(request: SampleRequest, output: Any, version: int) -> Completion:
         log_probs=_log_probs(request, tokens, answer.logprobs),
         finish_reason=_finish_reason(request, answer.finish_reason),
         weight_version=version,
+        kept=_kept(answer.logprobs) if kept else WHOLE_VOCABULARY,
     )
 
 
@@ -92,6 +108,14 @@ def _log_probs(request: SampleRequest, tokens: tuple[int, ...], reported: Any) -
             code="VIME-BACKEND-068",
         )
     return log_probs
+
+
+def _kept(reported: Any) -> KeptTokens:
+    positions = [sorted(place) for place in reported]
+    cut = [ids if NOTHING_CUT not in ids else [] for ids in positions]
+    if not any(cut):
+        return WHOLE_VOCABULARY
+    return KeptTokens(tuple(token for ids in cut for token in ids), tuple(len(ids) for ids in cut))
 
 
 def _finish_reason(request: SampleRequest, reason: str | None) -> FinishReason:

@@ -110,12 +110,15 @@ def test_prompts_in_chunks_are_no_trouble_on_a_gpu(make_aligned: MakeAligned) ->
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 50)])
-def test_truncated_sampling_is_refused_where_no_mask_is_recorded(
-    make_aligned: MakeAligned, name: str, value: float
+def test_truncated_sampling_is_refused_where_nobody_says_what_was_left(
+    make_aligned: MakeAligned, monkeypatch: pytest.MonkeyPatch, name: str, value: float
 ) -> None:
     options = VllmOptions()
+    context = make_aligned(options=options, sampling={name: value})
+    assert engine_arguments(context, options, {}, cpu=True, known=NAMES)["max_logprobs"] == -1
+    monkeypatch.setenv(RUNNER_VARIABLE, "1")
     with pytest.raises(PolicyError, match=f"VIME-ALIGN-028.*sampling.{name}"):
-        engine_arguments(make_aligned(options=options, sampling={name: value}), options, {}, cpu=True, known=NAMES)
+        engine_arguments(context, options, {}, cpu=False, known=NAMES)
 
 
 def test_the_environment_names_class_and_runner(make_aligned: MakeAligned, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from vime_core.errors import BackendError, ContractViolation, DataError, PolicyE
 from vime_core.loop.weights import require_equal_weights
 from vime_core.numerics import DENSE_V1, load_provider
 from vime_core.record.digest import digest_tensors
-from vime_core.types import Completion, SampleRequest
+from vime_core.types import Completion, KeptTokens, SampleRequest
 from vime_vllm.aligned.effective import require_aligned
 from vime_vllm.aligned.rollout import AlignedVllmRollout
 from vime_vllm.aligned.verdicts import take_census
@@ -153,10 +153,26 @@ def test_top_k_and_top_p_are_scored_among_what_they_left(live: Live, requests_of
         found = compare(live.reference, requests, completions)
         assert found.tokens > 100
         assert found.unequal == 0
+        pairs = zip(requests, completions, strict=True)
+        assert [c.kept for c in completions] == [left(live.reference, *pair) for pair in pairs]
         free = [replace(request, top_k=0, top_p=1.0) for request in requests]
         assert compare(live.reference, free, completions).unequal > 50
         mixed = [requests[0], free[1], *requests[2:]]
         assert same([live.rollout.generate(mixed)[0]], [completions[0]])
+
+
+def left(reference: Reference, request: SampleRequest, completion: Completion) -> KeptTokens:
+    """What a mask made from the reference's logits leaves at each token."""
+    first = len(request.prompt_tokens) - 1
+    logits = reference.logits([*request.prompt_tokens, *completion.tokens])[first:-1]
+    keep = reference.operations.keep_mask(logits, request.temperature, request.top_k, request.top_p)
+    return KeptTokens(tuple(keep.nonzero()[:, 1].tolist()), tuple(keep.sum(-1).tolist()))
+
+
+def test_nothing_is_said_to_be_left_where_nothing_is_cut(live: Live, requests_of: MakeRequests) -> None:
+    requests = requests_of(4, live.reference.config["vocab_size"])
+    requests = [replace(requests[0], temperature=0.0, top_k=3), *requests[1:]]
+    assert {c.kept for c in live.rollout.generate(requests)} == {KeptTokens()}
 
 
 def test_company_order_cache_and_chunks_change_no_bit(live: Live) -> None:

@@ -121,6 +121,21 @@ def test_tokens_come_from_what_top_k_and_top_p_left_and_are_scored_among_it(samp
     assert OPERATIONS.keep_mask(logits, 0.8, top_k).gather(1, only_k[:, None]).all()
 
 
+def test_what_was_left_is_reported(sampler: Any) -> None:
+    logits = make_logits(8)
+    top_k = torch.tensor([3, VOCABULARY, 3, 3, 1, 8, 2, VOCABULARY], dtype=torch.int32)
+    top_p = torch.tensor([1.0, 0.3, 0.5, 0.9, 1.0, 1.0, 0.2, 1.0])
+    keep = OPERATIONS.keep_mask(logits, 0.8, top_k, top_p)
+    meta = metadata([0.8] * 8, [*range(8)], top_k=top_k, top_p=top_p, max_num_logprobs=VOCABULARY)
+    reported = sampler(logits, meta).logprobs_tensors
+    left = [set(row) for row in reported.logprob_token_ids[:, 1:].tolist()]
+    assert left[:7] == [set(row.nonzero()[:, 0].tolist()) for row in keep[:7]]
+    assert left[7] == {-1}
+    assert reported.logprobs.shape == reported.logprob_token_ids.shape
+    alone = sampler(logits, metadata([0.8] * 8, [*range(8)], max_num_logprobs=VOCABULARY)).logprobs_tensors
+    assert alone.logprob_token_ids[:, 1:].tolist() == [[-1]] * 8
+
+
 def test_prompts_are_scored_by_the_contract(sampler: Any) -> None:
     logits = make_logits(300)
     expected = OPERATIONS.log_softmax(logits)

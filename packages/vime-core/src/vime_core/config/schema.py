@@ -219,13 +219,15 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _old_log_probs_are_of_one_distribution(self) -> RunConfig:
-        """The engine's log-probs are of the truncated distribution, the trainer's of the whole one."""
+        """The engine's log-probs are of the truncated distribution; the trainer's too where a contract records it."""
         sampling = self.sampling
-        if self.algorithm.old_log_probs == "rollout" and (sampling.top_p < 1.0 or sampling.top_k > 0):
+        cut = sampling.top_p < 1.0 or sampling.top_k > 0
+        if cut and self.algorithm.old_log_probs == "rollout" and not self.alignment.contract:
             raise ValueError(
                 f"algorithm.old_log_probs = 'rollout' with sampling.top_p = {sampling.top_p} and sampling.top_k ="
                 f" {sampling.top_k}: the engine's log-probs are of the truncated distribution and the trainer's are"
-                " not, so every ratio would be wrong; use 'recompute'"
+                " not, so every ratio would be wrong; use 'recompute', or an alignment.contract, which records what"
+                " was left"
             )
         return self
 

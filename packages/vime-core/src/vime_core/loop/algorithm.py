@@ -135,4 +135,5 @@ def _sequence(sample: Sample, advantage: float, weights: Float32Array) -> TrainS
         response_start=len(sample.prompt_tokens),
         advantages=np.full(len(sample.response_tokens), advantage, dtype=np.float32),
         weights=weights,
+        kept=sample.kept,
     )

@@ -63,4 +63,5 @@ def _sample(request: SampleRequest, prompt: Prompt, completion: Completion, rewa
         finish_reason=completion.finish_reason,
         seed=request.seed,
         response_text=text,
+        kept=completion.kept,
     )

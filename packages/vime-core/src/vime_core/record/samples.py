@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from vime_core.errors import RecordError
 from vime_core.record.digest import array_digest, merkle_root
-from vime_core.types import Float32Array, Sample, SampleKey
+from vime_core.types import Float32Array, KeptTokens, Sample, SampleKey
 
 Form = Literal["scalar", "list", "text"]
 
@@ -56,6 +57,8 @@ SAMPLE_FIELDS: Final = (
     Field("weight_version", "int64"),
     Field("finish_reason", "uint8", "text"),
     Field("response_text", "uint8", "text"),
+    Field("kept_tokens", "int32", "list"),
+    Field("kept_counts", "int32", "list"),
     Field("rollout_log_probs", "float32", "list"),
     Field("reward", "float64"),
 )
@@ -67,7 +70,12 @@ TRAIN_FIELDS: Final = (
 FIELDS: Final = (*SAMPLE_FIELDS, *TRAIN_FIELDS)
 
 PROMPT_COLUMNS: Final = ("dataset_index", "prompt_tokens", "seed")
-TOKEN_COLUMNS: Final = ("response_tokens", "loss_mask", "weight_version", "finish_reason", "response_text")
+TOKEN_COLUMNS: Final = (
+    *("response_tokens", "loss_mask", "weight_version", "finish_reason", "response_text"),
+    *("kept_tokens", "kept_counts"),
+)
+_ATTRIBUTES: Final = {"kept_tokens": "kept.tokens", "kept_counts": "kept.counts"}
+"""Where a sample holds a column that is none of its own attributes."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,8 @@ def sample_columns(samples: Sequence[Sample]) -> dict[str, Column]:
     for sample in samples:
         _require_lengths(sample)
     columns = {
-        field.name: _column(field, [getattr(sample, field.name) for sample in samples]) for field in SAMPLE_FIELDS
+        field.name: _column(field, list(map(attrgetter(_ATTRIBUTES.get(field.name, field.name)), samples)))
+        for field in SAMPLE_FIELDS
     }
     columns["rollout_log_probs"] = _float_lists("rollout_log_probs", keys, [s.rollout_log_probs for s in samples])
     return columns
@@ -162,8 +171,9 @@ def require_order(keys: Sequence[SampleKey]) -> None:
 def samples_from(columns: Columns) -> list[Sample]:
     """The samples that the columns describe."""
     lists: dict[str, list[Any]] = {field.name: _values(field, columns[field.name]) for field in SAMPLE_FIELDS}
-    names = [field.name for field in SAMPLE_FIELDS]
-    return [Sample(**dict(zip(names, row, strict=True))) for row in zip(*lists.values(), strict=True)]
+    kept = [KeptTokens(*pair) for pair in zip(lists.pop("kept_tokens"), lists.pop("kept_counts"), strict=True)]
+    rows = zip(*lists.values(), strict=True)
+    return [Sample(**dict(zip(lists, row, strict=True)), kept=own) for row, own in zip(rows, kept, strict=True)]
 
 
 def _columns_digest(columns: Columns, chosen: Mapping[str, str]) -> str:
@@ -235,6 +245,13 @@ def _require_lengths(sample: Sample) -> None:
                 f"{name} of sample {sample.key} has {len(getattr(sample, name))} values for {tokens} response tokens",
                 "Give one value for each response token.",
             )
+    counts = sample.kept.counts
+    if len(counts) not in (0, tokens) or sum(counts) != len(sample.kept.tokens):
+        raise _unfit(
+            f"kept of sample {sample.key} has {len(counts)} counts and {len(sample.kept.tokens)} tokens for"
+            f" {tokens} response tokens",
+            "Give one count for each response token, and as many tokens as they sum to; or none at all.",
+        )
 
 
 def _values(field: Field, column: Column) -> list[Any]:

@@ -82,7 +82,9 @@ def random_structure(seed: int) -> RandomStructure:
         "max_position_embeddings": POSITIONS,
         "rope_parameters": {**rope, "rope_theta": one_of(1e4, 5e5, 1e6)},
     }
-    return RandomStructure(seed, dtype, _with_rare(config, draw), {"temperature": temperature})
+    config = _with_rare(config, draw)
+    cut = one_of({}, {"top_p": 0.9}, {"top_k": 20}, {"top_k": 40, "top_p": 0.7})
+    return RandomStructure(seed, dtype, config, {"temperature": temperature, **cut})
 
 
 def _with_rare(config: dict[str, Any], draw: np.random.Generator) -> dict[str, Any]:

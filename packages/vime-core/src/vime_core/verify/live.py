@@ -13,7 +13,16 @@ from vime_core.config.schema import RunConfig
 from vime_core.loop.prompts import training_requests
 from vime_core.loop.sides import Parts, Sides
 from vime_core.record.digest import digest_tensors
-from vime_core.types import Completion, Float32Array, SampleKey, SampleRequest, TrainSequence, in_sample_order
+from vime_core.types import (
+    WHOLE_VOCABULARY,
+    Completion,
+    Float32Array,
+    KeptTokens,
+    SampleKey,
+    SampleRequest,
+    TrainSequence,
+    in_sample_order,
+)
 from vime_core.verify.matching import Scored
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ def first_requests(parts: Parts, samples: int) -> list[SampleRequest]:
 
 def answers(completions: Iterable[Completion]) -> list[Scored]:
     """The engine's completions as it returned them."""
-    return [Scored(c.key, c.tokens, c.log_probs, c.weight_version) for c in completions]
+    return [Scored(c.key, c.tokens, c.log_probs, c.weight_version, c.kept) for c in completions]
 
 
 def sequences_of(requests: Sequence[SampleRequest], completions: Sequence[Completion]) -> list[TrainSequence]:
@@ -61,13 +70,15 @@ def sequences_of(requests: Sequence[SampleRequest], completions: Sequence[Comple
     """
     prompts = {request.key: request.prompt_tokens for request in requests}
     first = {c.key: c for c in reversed(completions) if c.key in prompts}
-    return [scoring_sequence(c.key, prompts[c.key], c.tokens) for c in in_sample_order(list(first.values()))]
+    return [scoring_sequence(c.key, prompts[c.key], c.tokens, c.kept) for c in in_sample_order(list(first.values()))]
 
 
-def scoring_sequence(key: SampleKey, prompt: tuple[int, ...], response: tuple[int, ...]) -> TrainSequence:
+def scoring_sequence(
+    key: SampleKey, prompt: tuple[int, ...], response: tuple[int, ...], kept: KeptTokens = WHOLE_VOCABULARY
+) -> TrainSequence:
     """A sequence without a gradient of its own."""
     zeros = np.zeros(len(response), dtype=np.float32)
-    return TrainSequence(key, prompt + response, len(prompt), zeros, zeros)
+    return TrainSequence(key, prompt + response, len(prompt), zeros, zeros, kept=kept)
 
 
 def score(sides: Sides, sequences: Sequence[TrainSequence], weight_version: int) -> list[Scored]:
@@ -108,6 +119,7 @@ def _trained(
             response_start=len(request.prompt_tokens),
             advantages=np.full(len(completion.tokens), 1.0 if number % 2 else -1.0, dtype=np.float32),
             weights=weights_R,
+            kept=completion.kept,
         )
         for number, (request, completion, weights_R) in enumerate(zip(requests, completions, weights, strict=True))
     ]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vime_core.types import Float32Array, SampleKey, SampleRequest
+from vime_core.types import WHOLE_VOCABULARY, Float32Array, KeptTokens, SampleKey, SampleRequest
 
 Side = Literal["engine", "trainer"]
 FaultKind = Literal[
@@ -28,12 +28,16 @@ FaultKind = Literal[
 
 @dataclass(frozen=True)
 class Scored:
-    """What one side says of a sample: its response tokens and their log-probs, fp32 [R], of one weight version."""
+    """What one side says of a sample: its response tokens and their log-probs, fp32 [R], of one weight version.
+
+    ``kept`` is what top-k and top-p left to choose from, where the engine says so.
+    """
 
     key: SampleKey
     tokens: tuple[int, ...]
     log_probs: Float32Array
     weight_version: int
+    kept: KeptTokens = WHOLE_VOCABULARY
 
 
 @dataclass(frozen=True)

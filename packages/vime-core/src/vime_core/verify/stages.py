@@ -151,6 +151,7 @@ def _tokens(pair: StepPair) -> Found | None:
         "finish_reason": "engine",
         "loss_mask": "minibatches",
         "response_text": "detokenizer",
+        "kept": "engine",
     }
     return _field_difference(pair, "tokens", causes) or _contradiction(pair, "tokens")
 

@@ -46,7 +46,9 @@ def find_cause(sides: Sides, phase: Phase, key: SampleKey) -> tuple[str, TapComp
     alone = answers(sides.rollout.generate([request]))[0]
     if alone.tokens == engine.tokens and alone.log_probs.tobytes() == engine.log_probs.tobytes():
         return _inside(sides, request, engine, trainer)
-    rescored = score(sides, [scoring_sequence(key, request.prompt_tokens, alone.tokens)], phase.weight_version)
+    rescored = score(
+        sides, [scoring_sequence(key, request.prompt_tokens, alone.tokens, alone.kept)], phase.weight_version
+    )
     if _same(alone, rescored[0]):
         return COMPANY, None
     cause, taps = _inside(sides, request, alone, rescored[0])
@@ -83,7 +85,7 @@ def _prompt_that_fits(sides: Sides, phase: Phase, engine: Scored) -> SampleKey |
     for request in phase.requests:
         if request.prompt_tokens != own and len(request.prompt_tokens) <= room:
             others.setdefault(request.prompt_tokens, request.key)
-    sequences = [scoring_sequence(key, prompt, engine.tokens) for prompt, key in others.items()]
+    sequences = [scoring_sequence(key, prompt, engine.tokens, engine.kept) for prompt, key in others.items()]
     scored = score(sides, sequences, phase.weight_version) if sequences else []
     return next((one.key for one in scored if _same(one, engine)), None)
 

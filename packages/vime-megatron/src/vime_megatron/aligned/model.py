@@ -56,7 +56,7 @@ class AlignedModel(PolicyModel):
         """
         logits = self.logits(self.hidden_states(batch).index_select(0, batch.rows))
         tap(LOGITS, batch.positions[batch.rows], logits)
-        return self.operations.token_log_probs(logits, batch.targets, temperature)
+        return self.operations.token_log_probs(batch.left_to_choose(logits), batch.targets, temperature)
 
     def _aligned_sequences(self, batch: PackedMicrobatch) -> AlignedSequences:
         lengths = torch.tensor([0, *batch.lengths], device=batch.positions.device)

@@ -86,14 +86,15 @@ def _argument_refusal(name: str, value: object) -> PolicyError:
 
 
 def _refuse_truncation(context: RolloutContext) -> None:
-    sampling = context.config.sampling
+    """Top-k and top-p are the contract's under model runner V1, which has our sampler."""
+    sampling, runner = context.config.sampling, os.environ.get(RUNNER_VARIABLE, "0")
     for name, off in (("top_p", 1.0), ("top_k", 0)):
         value: float = getattr(sampling, name)
-        if value != off:
+        if value != off and runner != "0":
             raise PolicyError(
-                f"sampling.{name} = {value!r} under an alignment contract: the tokens that were left to choose from are"
-                " not recorded, so the trainer cannot score among them",
-                remedy=f"Set sampling.{name} = {off}, or alignment.contract to empty.",
+                f"sampling.{name} = {value!r} under an alignment contract: model runner V2"
+                f" ({RUNNER_VARIABLE} = {runner!r}) cuts by an operation of its own, and does not say what it left",
+                remedy=f"Unset {RUNNER_VARIABLE}, or set sampling.{name} = {off}.",
                 code="VIME-ALIGN-028",
             )
 
@@ -106,6 +107,7 @@ def aligned_arguments(arguments: Mapping[str, Any], alignment: Alignment, *, cpu
         "additional_config": {CONFIG_KEY: message(alignment)},
         "worker_cls": CPU_WORKER if cpu else GPU_WORKER,
         "enforce_eager": True,
+        "max_logprobs": -1,  # where top-k or top-p cut, the ids of the tokens that they left are reported
     }
 
 

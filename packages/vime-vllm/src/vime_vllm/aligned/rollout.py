@@ -14,7 +14,7 @@ from vime_vllm.aligned.effective import require_aligned
 from vime_vllm.client import EngineClient
 from vime_vllm.options import VllmOptions
 from vime_vllm.rollout import VllmRollout
-from vime_vllm.sampling import check_requests, served
+from vime_vllm.sampling import check_requests, is_cut, served
 
 _LOWEST_TEMPERATURE: Final = 0.01
 """vLLM raises a smaller temperature to this one and goes on."""
@@ -154,6 +154,9 @@ class AlignedVllmRollout(VllmRollout):
                 remedy="Use temperature 0, or prefill whole prompts.",
                 code="VIME-ALIGN-027",
             )
+
+    def _wants_kept(self, request: SampleRequest) -> bool:
+        return is_cut(request)
 
     def _run(self, requests: Sequence[SampleRequest]) -> list[Any]:
         outputs = super()._run(requests)

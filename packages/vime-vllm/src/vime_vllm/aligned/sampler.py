@@ -2,6 +2,9 @@
 
 Stock vLLM scores with its own log-softmax in several places (raw, processed, greedy, prompt). Here there is one, the
 operation that the trainer calls, on the logits and temperatures that the token was drawn with.
+
+Top-k and top-p are the contract's ``keep_mask``. A request that they cut asks for all log-probs (``logprobs=-1``) and
+gets, beside the sampled token's, the ids of the tokens that were left; an id of -1 where none was cut.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.sampler import Sampler
 
 from vime_core.numerics import Operations, masked
+from vime_vllm.sampling import NOTHING_CUT
 
 
 class AlignedSampler(Sampler):
@@ -38,43 +42,65 @@ class AlignedSampler(Sampler):
         predict_bonus_token: bool = False,
         logprobs_mode_override: Any = None,
     ) -> SamplerOutput:
-        """One token for each row of logits (rows, V), and its log-prob; ranks are zero, since nobody reads them."""
+        """One token for each row of logits (rows, V), and its log-prob.
+
+        Further columns hold ids of kept tokens; their log-probs repeat the sampled one's, and ranks are zero, since
+        nobody reads them.
+        """
         del logprobs_mode_override
         wanted = sampling_metadata.max_num_logprobs
-        if sampling_metadata.logprob_token_ids or wanted not in (None, 0):
+        if sampling_metadata.logprob_token_ids or wanted not in (None, 0, logits.shape[-1]):
             raise ValueError("under an alignment contract the engine scores the sampled token and no other")
         logits = self.apply_logits_processors(logits.float(), sampling_metadata, predict_bonus_token)
-        sampled, kept, temperatures = self._draw(logits, sampling_metadata)
-        scores = None
+        keep = self._keep_mask(logits, sampling_metadata)
+        kept = logits if keep is None else masked(logits, keep)
+        sampled, temperatures = self._draw(kept, sampling_metadata)
+        ids, scores = sampled.to(torch.int32).unsqueeze(-1), None
         if wanted is not None:
-            log_probs = self.operations.token_log_probs(kept, sampled, temperatures)
-            ids = sampled.to(torch.int32).unsqueeze(-1)
-            scores = LogprobsTensors(ids, log_probs.unsqueeze(-1), torch.zeros_like(sampled))
-        return SamplerOutput(sampled_token_ids=sampled.to(torch.int32).unsqueeze(-1), logprobs_tensors=scores)
+            log_probs = self.operations.token_log_probs(kept, sampled, temperatures).unsqueeze(-1)
+            reported = torch.cat([ids, kept_ids(keep, sampled)], -1) if wanted else ids
+            scores = LogprobsTensors(reported, log_probs.expand(reported.shape), torch.zeros_like(sampled))
+        return SamplerOutput(sampled_token_ids=ids, logprobs_tensors=scores)
 
     def compute_logprobs(self, logits: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """log p (rows, V) at temperature 1, for prompt log-probs."""
         return self.operations.log_softmax(logits)
 
-    def _draw(self, logits: Tensor, metadata: Any) -> tuple[Tensor, Tensor, Tensor | float]:
-        """Tokens (rows), the logits that were left to choose from (rows, V), and the temperatures (rows)."""
+    def _draw(self, kept: Tensor, metadata: Any) -> tuple[Tensor, Tensor | float]:
+        """Tokens (rows) of the logits that were left to choose from (rows, V), and the temperatures (rows)."""
         if metadata.all_greedy:
-            return self.greedy_sample(logits).long(), logits, 1.0
+            return self.greedy_sample(kept).long(), 1.0
         temperatures: Tensor = metadata.temperature
-        kept = self._truncated(logits, metadata, temperatures)
         z = kept / torch.where(temperatures == 0, 1.0, temperatures).unsqueeze(-1)
         sampled = self.topk_topp_sampler(z, metadata.generators, None, None)[0].long()
         if not metadata.all_random:
-            sampled = torch.where(temperatures == 0, self.greedy_sample(logits).long(), sampled)
-        return sampled, kept, temperatures
+            sampled = torch.where(temperatures == 0, self.greedy_sample(kept).long(), sampled)
+        return sampled, temperatures
 
-    def _truncated(self, logits: Tensor, metadata: Any, temperatures: Tensor) -> Tensor:
-        """Logits with -inf outside of top-k and top-p, chosen by the contract's total order."""
+    def _keep_mask(self, logits: Tensor, metadata: Any) -> Tensor | None:
+        """What top-k and top-p leave of logits (rows, V), by the contract's total order; None where no row has them."""
         top_k: Tensor | None = metadata.top_k
         top_p: Tensor | None = metadata.top_p
-        if top_k is None and top_p is None:
-            return logits
-        keep = self.operations.keep_mask(
-            logits, temperatures, 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
+        if metadata.all_greedy or (top_k is None and top_p is None):
+            return None
+        return self.operations.keep_mask(
+            logits, metadata.temperature, 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
         )
-        return masked(logits, keep)
+
+
+def kept_ids(keep: Tensor | None, sampled: Tensor) -> Tensor:
+    """int32 (rows, widest): ids of the kept tokens, ascending, then the sampled one; `NOTHING_CUT` where all are kept.
+
+    Args:
+        keep: bool (rows, V); None: all of every row.
+        sampled: int64 (rows).
+    """
+    if keep is None:
+        return torch.full_like(sampled, NOTHING_CUT, dtype=torch.int32).unsqueeze(-1)
+    cut = ~keep.all(-1)
+    rows, tokens = (keep & cut.unsqueeze(-1)).nonzero(as_tuple=True)
+    counts = torch.bincount(rows, minlength=len(keep))
+    widest = max(1, int(counts.max()))
+    ids = torch.where(cut, sampled, NOTHING_CUT).unsqueeze(-1).repeat(1, widest)
+    ids[rows, torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]] = tokens
+    return ids.to(torch.int32)
