@@ -77,3 +77,36 @@ def e4m3_by_hand(value: float) -> float:
         return min((x for x in numbers if abs(value - x) == distance), key=lambda x: (x < 0) != (value < 0))
     even = [x for x in nearest if not int(torch.tensor(x).to(torch.float8_e4m3fn).view(torch.uint8)) & 1]
     return even[0] if value > 0 else -even[0]
+
+
+def unquantised(contract: Any, provider: str) -> Any:
+    """Operations of a contract of GLM-5 without any quantisation, in any dtype: what transformers computes."""
+    from dataclasses import replace
+
+    from vime_glm5.numerics import BlockWeight, load_operations
+
+    def hold(weight: Tensor, parts: int) -> BlockWeight:
+        rows, columns = -(-(len(weight) // parts) // 128) * parts, -(-weight.shape[1] // 128)
+        return BlockWeight(weight.float(), torch.ones(rows, columns), parts)
+
+    def linear(x: Tensor, held: BlockWeight) -> Tensor:
+        return torch.nn.functional.linear(x, held.q.to(x.dtype))
+
+    def raw(x: Tensor) -> Tensor:
+        return x.float().contiguous().view(torch.uint8)
+
+    def wide(rows: Tensor) -> Tensor:
+        return rows.contiguous().view(torch.float32)
+
+    ops = load_operations(contract, provider)
+    kernels = replace(
+        ops.glm,
+        quantise_weight=hold,
+        block_linear=linear,
+        pack=lambda *given: raw(torch.cat(given[1:], -1)),
+        unpack=lambda *given: wide(given[1]),
+        index_quantise=lambda x: (x.float(), torch.ones(x.shape[:-1])),
+        index_pack=raw,
+        index_unpack=lambda rows: (wide(rows), torch.ones(len(rows))),
+    )
+    return replace(ops, glm=kernels)

@@ -49,6 +49,7 @@ class Glm5Side:
             embedding=partial(adopt, kind=AlignedEmbedding, operations=operations),
             output_layer=partial(adopt, kind=AlignedColumnLinear, operations=operations),
             rope=rope_of(blueprint.rope),
+            check=partial(require_bf16, contract=self.contract.id),
         )
 
     def _layer(self, operations: Glm5Operations, shape: Glm5Shape, layer: int) -> ModuleSpec:
@@ -68,7 +69,6 @@ class Glm5Side:
     def _mlp(
         self, config: TransformerConfig, *, operations: Glm5Operations, shape: Glm5Shape, dense: bool, **_: Any
     ) -> DenseMlp | SparseMlp:
-        require_bf16(config, self.contract.id)
         if dense:
             return DenseMlp(config, shape.intermediate, operations=operations)
         return SparseMlp(config, operations=operations, shape=shape)

@@ -42,6 +42,7 @@ class HeldContract:
         del context  # the rotary table is the model's, not the run's
         parts = self.side.parts(self.operations, blueprint)
         refuse_config(config, self.side.contract.id, parts.free_fields)
+        parts.check(config)
         return AlignedModel(config, blueprint, self.operations, parts)
 
     def settings(self, model: PolicyModel) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from vime_megatron.structures.types import Blueprint
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class AlignedParts:
         rope: base and scaling of the rotary table that travels with each pack.
         free_fields: fields of Megatron's ``TransformerConfig`` that the parts read, besides those of a dense decoder,
             and that the structure may therefore set.
+        check: raises PolicyError for a configuration that the parts cannot be built in, before any is.
     """
 
     block: TransformerBlockSubmodules
@@ -36,6 +38,7 @@ class AlignedParts:
     output_layer: Callable[[Any], Any]
     rope: tuple[float, RopeScaling]
     free_fields: frozenset[str] = field(default_factory=frozenset[str])
+    check: Callable[[TransformerConfig], None] = lambda _: None
 
 
 @runtime_checkable
