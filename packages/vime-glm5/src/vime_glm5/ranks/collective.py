@@ -1,9 +1,9 @@
 """The provider ``collective``: a route-preserving all-to-all over gloo or NCCL.
 
 Rank r of R holds the experts r E/R .. (r + 1) E/R - 1. Every (token, slot) route travels alone, its row and its
-expert's number as bytes, to the rank that holds the expert; the expert's row travels back to the token's owner, who reduces in
-slot order (:mod:`vime_glm5.numerics.combine`). No sum is taken on the way. Rows are sorted by owner, then token, then
-slot; experts are row-invariant, so the forward has the bits of one rank.
+expert's number as bytes, to the rank that holds the expert; the expert's row travels back to the token's owner, who
+reduces in slot order (:mod:`vime_glm5.numerics.combine`). No sum is taken on the way. Rows are sorted by owner, then
+token, then slot; experts are row-invariant, so the forward has the bits of one rank.
 
 Gradient: the rows' gradients go the same way; a weight's gradient is over the rows of all ranks, lower ranks first.
 """
