@@ -163,12 +163,13 @@ def test_records_that_are_none(command: str, tmp_path: Path) -> None:
 def test_a_dry_run_prints_what_would_run_and_starts_nothing(smoke: Path, tmp_path: Path) -> None:
     import tomllib
 
-    ran = vime("run", smoke, "--dry-run", "--set", "run.seed=99", "--output", tmp_path / "r")
+    ran = vime("run", smoke, "--dry-run", "--set", "run.seed=99", "--output", tmp_path / "r\"'\\n")
     assert ran.code == 0, ran.text
     table = tomllib.loads(ran.out)
     assert table["run"]["seed"] == 99
+    assert table["run"]["output"] == str(tmp_path / "r\"'\\n")
     assert table["trainer"]["megatron"] is not None
-    assert not (tmp_path / "r").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_doctor_names_every_obstacle(smoke: Path, tmp_path: Path) -> None:

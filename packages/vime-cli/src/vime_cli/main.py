@@ -6,15 +6,17 @@ Exit codes: 0 holds, 1 does not hold, 2 usage or configuration error, 3 could no
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import typer
 
 from vime_cli.commands import convert, diff, doctor, plugins, run, verify
-from vime_cli.output import print_error, print_interruption
+from vime_cli.foreign import unexpected, usage_error
+from vime_cli.output import document_only, print_error, print_interruption
 from vime_cli.signals import taking_signals
 from vime_cli.thirdparty import add_plugin_commands
 from vime_core import __version__
-from vime_core.errors import Interrupted, VimeError
+from vime_core.errors import BackendError, Interrupted, VimeError
 
 app = typer.Typer(
     name="vime",
@@ -46,30 +48,32 @@ def _global(  # pyright: ignore[reportUnusedFunction]
 
 def main() -> int:
     """Run the command line and return its exit code."""
+    as_json = "--json" in sys.argv
     try:
-        with taking_signals():
+        with taking_signals(), document_only() if as_json else nullcontext():
             add_plugin_commands(app, sys.argv[1:])
             result = app(standalone_mode=False)
     except VimeError as error:
-        print_error(error, as_json="--json" in sys.argv)
+        print_error(error, as_json=as_json)
         return error.exit_code
     except Interrupted as error:
-        print_interruption(error, as_json="--json" in sys.argv)
+        print_interruption(error, as_json=as_json)
         return error.exit_code
     except typer.Abort:
         return 130
-    except SystemExit as error:
-        # Commands return their exit code, so this came from foreign code: it must not pass for an outcome.
-        print(f"error: a plugin or hook ended the process with SystemExit({error.code!r})", file=sys.stderr)
-        return 3
-    except Exception as error:
-        return _usage_error(error)
+    except (Exception, SystemExit) as error:
+        return _other(error, as_json=as_json)
     return result if isinstance(result, int) else 0
 
 
-def _usage_error(error: Exception) -> int:
+def _other(error: Exception | SystemExit, *, as_json: bool) -> int:
+    """A wrong command line, else what should not have come so far: exit code 1 is kept for what does not hold."""
     show = getattr(error, "show", None)
     if show is None:
-        raise error
-    show()
+        print_error(unexpected(error), as_json=as_json)
+        return BackendError.exit_code
+    if as_json:
+        print_error(usage_error(error), as_json=True)
+    else:
+        show()
     return 2

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
 
 from vime_core.errors import Interrupted, VimeError
+
+_documents: list[TextIO] = []
 
 
 def print_json(document: Any) -> None:
     """One JSON document on standard output; NaN is refused rather than written as no JSON."""
-    print(json.dumps(document, indent=2, allow_nan=False, default=str))
+    print(json.dumps(document, indent=2, allow_nan=False, default=str), file=_documents[-1] if _documents else None)
+
+
+@contextmanager
+def document_only() -> Generator[None]:
+    """Meanwhile standard output takes `print_json`'s document; what else is printed goes to standard error."""
+    _documents.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _documents.pop()
 
 
 def print_error(error: VimeError, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import config, make_sides
 
-from vime_core.errors import BackendError, ConfigError, ContractViolation, PluginError
+from vime_core.errors import BackendError, ConfigError, ContractViolation, PluginError, PluginFailed
 from vime_core.plugins import AlignmentCheck, hookimpl
 from vime_core.plugins.manager import PluginInfo, PluginManager
 from vime_core.verify import checks
@@ -45,7 +45,9 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above under this module's own name, which pytest does not put into sys.modules by itself."""
     import sys
 
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(router=router, nonsense=nonsense, fails=fails))
+    monkeypatch.setitem(
+        sys.modules, __name__, SimpleNamespace(router=router, nonsense=nonsense, fails=fails, crashes=crashes)
+    )
 
 
 def test_a_check_of_a_plugin_runs() -> None:
@@ -58,6 +60,16 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     ) as info:
         checks.run_check(config(), manager(router="router"), "roter")
     assert "Did you mean 'router'?" in info.value.remedy
+
+
+def crashes(_config: RunConfig, _plugins: PluginManager) -> Verdict:
+    raise ZeroDivisionError("planted")
+
+
+def test_a_check_that_raises_could_not_be_checked() -> None:
+    with pytest.raises(PluginFailed, match="check 'odd' of .* failed: ZeroDivisionError: planted") as caught:
+        checks.run_check(config(), manager(odd="crashes"), "odd")
+    assert caught.value.exit_code == 3
 
 
 def test_a_check_must_return_a_verdict() -> None:

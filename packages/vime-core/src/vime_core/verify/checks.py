@@ -67,7 +67,7 @@ def run_check(config: RunConfig, plugins: PluginManager, name: str) -> Verdict:
         )
     if name not in registered:
         raise _unknown(name, sorted({*registered, *BUILT_IN}))
-    verdict: object = registered[name].load()(config, plugins)
+    verdict: object = _called(registered[name], config, plugins)
     if not isinstance(verdict, Verdict):
         raise PluginError(
             f"the check {name!r} returned {type(verdict).__name__}, not a vime_core.verify.verdict.Verdict",
@@ -75,6 +75,12 @@ def run_check(config: RunConfig, plugins: PluginManager, name: str) -> Verdict:
             code="VIME-PLUGIN-031",
         )
     return verdict
+
+
+def _called(check: AlignmentCheck, config: RunConfig, plugins: PluginManager) -> object:
+    target: Callable[[RunConfig, PluginManager], object] = check.load()
+    with plugins.guarding(check):
+        return target(config, plugins)
 
 
 def run_every(
