@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_run, with_evaluation, write_run
 
+from vime_core.errors import RecordError
 from vime_core.record.schema import ProcessEntry
+from vime_core.record.taps import TapRows, read_taps, taps_path, write_taps
 from vime_core.verify.diff import NothingCompared, context_differences, diff_records, unfinished
 from vime_core.verify.difference import Difference
+from vime_core.verify.replay import compare_replays, plan_replay
 
 BASE = make_run(3, updates=2)
 SAMPLE = BASE[1].samples[2]
@@ -384,3 +387,97 @@ def test_a_record_that_is_not_complete_is_named(tmp_path: Path, status: str, ste
     if difference is not None:
         assert difference.sentence.endswith(f"; {words}.")
         assert difference.as_json()["unfinished"] == words
+
+
+def tapped(value: float) -> dict[str, TapRows]:
+    """Taps of three positions; attention of layer 0 has ``value`` at the last."""
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    other = rows.copy()
+    other[2, 1] = value
+    places = np.arange(3, dtype=np.int64)
+    return {
+        "embedding": TapRows(places, rows, "float32"),
+        "layers.0.attention": TapRows(places, other, "float32"),
+        "logits": TapRows(places, other, "float32"),
+    }
+
+
+def flipped_at(place: int) -> list[Step]:
+    return change_sample(BASE, 1, 2, rollout_log_probs=flip_bit(SAMPLE.rollout_log_probs, place))
+
+
+def test_recorded_taps_name_layer_and_operation(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a", BASE), write_run(tmp_path / "b", flipped_at(0))
+    for record, value in ((a, 5.0), (b, float(np.nextafter(np.float32(5), np.float32(9))))):
+        write_taps(taps_path(record.directory, 1, SAMPLE.key, "engine"), cut(tapped(value)))
+    difference = diff_records(a, b)
+    assert difference is not None
+    assert (
+        "first unequal tap of the engine, prompt 3, sample 0: layer 0, attention, position 2, element 1: 5 in the"
+        in (difference.sentence)
+    )
+    assert "in the second run, 1 ulp apart; every tap before it is equal; likely cause:" in difference.sentence
+    taps = difference.as_json()["taps"]
+    assert taps["first"] == {"layer": 0, "operation": "attention", "inputs_equal": True, "ulps": 1}
+
+
+def cut(taps: dict[str, TapRows]) -> dict[str, TapRows]:
+    """With a row for every position that is compared: the prompt has three tokens, and so has the response."""
+    places = np.arange(len(SAMPLE.tokens) - 1, dtype=np.int64)
+    grown = (np.resize(one.rows, (len(places), 2)) for one in taps.values())
+    return {name: TapRows(places, rows, "float32") for name, rows in zip(taps, grown, strict=True)}
+
+
+def test_equal_taps_say_that_the_forward_is_equal(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a", BASE), write_run(tmp_path / "b", change_update(BASE, 1, 1, loss=0.25))
+    for record in (a, b):
+        write_taps(taps_path(record.directory, 1, SAMPLE.key, "trainer"), cut(tapped(5.0)))
+    difference = diff_records(a, b)
+    assert difference is not None
+    assert "all 3 taps of the trainer, prompt 3, sample 0 are equal, so the runs part after the forward" in (
+        difference.sentence
+    )
+
+
+def test_damaged_taps_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "taps.parquet"
+    write_taps(path, tapped(5.0))
+    assert [*read_taps(path)] == ["embedding", "layers.0.attention", "logits"]
+    assert read_taps(path)["logits"].rows.tobytes() == tapped(5.0)["logits"].rows.tobytes()
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(RecordError, match="cannot read the taps"):
+        read_taps(path)
+
+
+@pytest.mark.parametrize("where", ["step", "initial weights", "config"])
+def test_what_is_replayed(tmp_path: Path, where: str) -> None:
+    steps = flipped_at(0) if where == "step" else BASE
+    changes: dict[str, Any] = {"initial_weights": {}, "model_root": ""} if where == "config" else {}
+    a = write_run(tmp_path / "a", BASE)
+    changes |= {"config": {**CONFIG, "trainer": {"lr": 2.0}}} if where != "step" else {}
+    difference = diff_records(a, write_run(tmp_path / "b", steps, **changes))
+    assert difference is not None
+    plan = plan_replay(a, difference)
+    assert (plan is None) == (where != "step")
+    if plan is not None:
+        assert (plan.step, plan.sample) == (1, SAMPLE.key)
+        wanted = {"steps": 2, "taps": [], "sinks": [], "checkpoint_every": 0}
+        assert plan.overrides(CONFIG) == wanted
+        assert plan.overrides({"alignment": {"contract": "dense/v1"}}) == {**wanted, "taps": ["1:3:0"]}
+
+
+def test_what_replays_say(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a", BASE), write_run(tmp_path / "b", flipped_at(0))
+    difference = diff_records(a, b)
+    assert difference is not None
+    plan = plan_replay(a, difference)
+    assert plan is not None
+    shorter = [write_run(tmp_path / name, steps[:2]) for name, steps in (("c", BASE), ("d", flipped_at(0)))]
+    again = compare_replays(plan, (a, b), (shorter[0], shorter[1]))
+    assert again.repeats == (True, True)
+    assert again.sentence.startswith("Replayed, each with the bits that its record holds: Step 1, rollout log-probs")
+    equal = compare_replays(plan, (a, b), (shorter[0], write_run(tmp_path / "e", BASE[:2])))
+    assert (equal.difference, equal.repeats) == (None, (True, False))
+    assert "both runs give equal bits up to step 1, the second run not with the bits that its record holds" in (
+        equal.sentence
+    )

@@ -8,15 +8,22 @@ from typing import Annotated
 import typer
 
 from vime_cli.arguments import Json
+from vime_cli.commands.replay import replay as replay_step
 from vime_cli.output import print_json
 
 
 def diff(
     run_a: Annotated[Path, typer.Argument(help="A run record.", show_default=False)],
     run_b: Annotated[Path, typer.Argument(help="Another run record.", show_default=False)],
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Do the first unequal step of both runs again, with taps."),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Say in one sentence where two runs first differ.
+
+    With --replay both configurations run again up to that step, which takes as long as they take.
 
     Exit code 0: both are complete, and every recorded bit is equal. 1: they differ, or a record contradicts itself. 3:
     nothing was compared, or what was is equal, but a record is not complete.
@@ -24,16 +31,20 @@ def diff(
     from vime_core.record.reader import RunRecord
     from vime_core.verify.diff import diff_records, unfinished
 
-    records = [RunRecord.open(run_a), RunRecord.open(run_b)]
+    records = (RunRecord.open(run_a), RunRecord.open(run_b))
     damage = [f"{record.directory}: {finding}" for record in records for finding in record.check().findings]
     if damage:
         return _print_damage(damage, as_json=as_json)
     difference, rest = diff_records(*records), unfinished(*records)
+    replayed = replay_step(records, difference) if replay and difference is not None else None
     if as_json:
         equal = None if rest and difference is None else difference is None
-        print_json({"equal": equal, "difference": difference and difference.as_json(), "unfinished": rest})
+        document = {"equal": equal, "difference": difference and difference.as_json(), "unfinished": rest}
+        print_json(document | {"replay": replayed and replayed.as_json()})
     elif difference is not None:
         print(difference.sentence)
+        if replay:
+            print(replayed.sentence if replayed else "No step can be replayed for this difference.")
     elif rest:
         steps = min(len(record.steps) for record in records)
         print(f"No digest differs in the {steps} steps that both records hold, but {rest}: the rest was not compared.")

@@ -46,6 +46,9 @@ class RunSection(Section):
     launcher: str = Field(default="inline", description="Launcher plugin: where ranks and engines run.")
     sinks: tuple[str, ...] = Field(default=("console", "jsonl"), description="Metric sink plugins.")
     checkpoint_every: NonNegativeInt = Field(default=0, description="Steps between checkpoints; 0: none.")
+    taps: tuple[Annotated[str, Field(pattern=r"^\d+:\d+:\d+$")], ...] = Field(
+        default=(), description="Samples whose taps are recorded, as STEP:PROMPT:SAMPLE; needs a contract."
+    )
     cache: LatePath = Field(default=Path("~/.cache/vime"), description="Where model sources keep what they made.")
 
 
@@ -207,6 +210,12 @@ class RunConfig(Section):
     @property
     def _evaluation_tokens(self) -> int:
         return self.evaluation.max_tokens if self.evaluation.every else 0
+
+    @model_validator(mode="after")
+    def _taps_need_a_contract(self) -> RunConfig:
+        if self.run.taps and not self.alignment.contract:
+            raise ValueError(f"run.taps = {list(self.run.taps)!r} needs alignment.contract, whose operations have taps")
+        return self
 
     @model_validator(mode="after")
     def _every_update_has_prompts(self) -> RunConfig:

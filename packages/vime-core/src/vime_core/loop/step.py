@@ -15,6 +15,7 @@ from vime_core.loop.generate import Generated, generate_samples
 from vime_core.loop.metrics import step_metrics
 from vime_core.loop.prompts import require_distinct_seeds, training_requests
 from vime_core.loop.session import Session
+from vime_core.loop.taps import record_taps
 from vime_core.loop.timing import PhaseTimer
 from vime_core.loop.weights import require_equal_weights
 from vime_core.record.digest import digest_tensors, merkle_root
@@ -84,6 +85,8 @@ def _train(
     minibatches = session.algorithm.minibatches(samples, advantages)
     with timer("log_probs"):
         minibatches = _old_log_probs(session, samples, minibatches)
+    with timer("record"):
+        record_taps(session, step, samples, [sequence for part in minibatches for sequence in part])
     hook.vime_before_train_step(step=step, trainer=session.trainer)
     return [_optimize(session, sequences, timer) for sequences in minibatches]
 

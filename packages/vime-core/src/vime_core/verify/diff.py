@@ -9,9 +9,10 @@ from vime_core.determinism.environment import PER_RUN
 from vime_core.errors import RecordError
 from vime_core.record.reader import RunRecord
 from vime_core.verify.difference import Difference, Found, Place, Size
+from vime_core.verify.recorded_taps import recorded_taps
 from vime_core.verify.stages import StepPair, first_unequal, unequal_tensors
 
-NO_INPUTS: Final = frozenset({"run.name", "run.output", "run.sinks", "run.cache"})
+NO_INPUTS: Final = frozenset({"run.name", "run.output", "run.sinks", "run.cache", "run.taps"})
 """Configuration keys that name a run and decide nothing about it."""
 
 
@@ -38,7 +39,8 @@ def diff_records(a: RunRecord, b: RunRecord) -> Difference | None:
                 remedy="Compare records of runs that finished at least one step.",
             )
         return None
-    return Difference(found, _inputs_equal(a, b, config, found), config, context_differences(a, b), unfinished(a, b))
+    inputs, context = _inputs_equal(a, b, config, found), context_differences(a, b)
+    return Difference(found, inputs, config, context, unfinished(a, b), recorded_taps(a, b, found) if found else None)
 
 
 def unfinished(a: RunRecord, b: RunRecord) -> str:

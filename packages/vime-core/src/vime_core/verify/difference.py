@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal, Protocol
 
 from vime_core.types import SampleKey
 from vime_core.verify.causes import Cause, likely_cause
@@ -87,6 +87,47 @@ class Found:
     cause: Cause
 
 
+class TapPlace(Protocol):
+    """The first unequal tap, as `vime_core.verify.layers.TapDifference` says it."""
+
+    @property
+    def layer(self) -> int | None: ...
+
+    @property
+    def operation(self) -> str: ...
+
+    @property
+    def inputs_equal(self) -> bool | None: ...
+
+    @property
+    def ulps(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class TapsFound:
+    """What taps of both records say: of which side and sample, how many were compared, and the first that differs."""
+
+    side: str
+    sample: SampleKey
+    compared: int
+    first: TapPlace | None
+    faults: tuple[str, ...]
+
+    def __str__(self) -> str:
+        where = f"of the {self.side}, prompt {self.sample[0]}, sample {self.sample[1]}"
+        if self.first is not None:
+            return f"first unequal tap {where}: {self.first}"
+        if self.faults:
+            return f"the taps {where} cannot be compared: {self.faults[0]}"
+        return f"all {self.compared} taps {where} are equal, so the runs part after the forward"
+
+    def as_json(self) -> dict[str, Any]:
+        """The place as JSON values."""
+        names = ("layer", "operation", "inputs_equal", "ulps")
+        place = {name: getattr(self.first, name) for name in names} if self.first is not None else None
+        return {**asdict(replace(self, first=None)), "first": place}
+
+
 @dataclass(frozen=True)
 class Difference:
     """What `vime_core.verify.diff.diff_records` found.
@@ -97,6 +138,7 @@ class Difference:
         config: configuration keys with two values; inputs of the runs.
         context: versions, environment, hardware and plugins with two values; no inputs, but perhaps the cause.
         unfinished: which of the records is not complete, as a clause; empty when both are.
+        taps: what the taps of the place say, where both records hold them.
     """
 
     found: Found | None
@@ -104,6 +146,7 @@ class Difference:
     config: tuple[str, ...]
     context: tuple[str, ...]
     unfinished: str = ""
+    taps: TapsFound | None = None
 
     @property
     def place(self) -> Place:
@@ -129,6 +172,7 @@ class Difference:
             "config": list(self.config),
             "context": list(self.context),
             "unfinished": self.unfinished,
+            "taps": self.taps and self.taps.as_json(),
             "sentence": self.sentence,
         }
 
@@ -143,7 +187,8 @@ class Difference:
             return ""
         cause = likely_cause("config" if self.config else self.found.cause)
         size = f" ({self.found.size})" if str(self.found.size) else ""
-        text = f"{self.found.place}: {self.found.what}{size}; {self._inputs()}; likely cause: {cause}"
+        taps = f"; {self.taps}" if self.taps else ""
+        text = f"{self.found.place}: {self.found.what}{size}; {self._inputs()}{taps}; likely cause: {cause}"
         return text if self.config else text[0].upper() + text[1:]
 
     def _inputs(self) -> str:

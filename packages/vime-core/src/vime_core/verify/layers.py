@@ -5,31 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vime_core.alignment.taps import LOGITS
+from vime_core.record.taps import TapRows, from_torch
 from vime_core.verify.difference import distance
 from vime_core.verify.ulps import BitComparison, compare_bfloat16, compare_bits
 
-if TYPE_CHECKING:
-    from vime_core.backends import Taps
+__all__ = ["TapComparison", "TapDifference", "TapRows", "TapSummary", "compare_taps", "from_torch"]
 
 _LAYER: Final = re.compile(r"layers\.(\d+)\.(.+)")
-
-
-@dataclass(frozen=True)
-class TapRows:
-    """Rows of one tap by token position: ``positions`` int64 [T] ascending, ``rows`` [T, W].
-
-    ``dtype`` is torch's name; numpy has no bfloat16, so such rows are the bits as uint16.
-    """
-
-    positions: NDArray[np.int64]
-    rows: NDArray[Any]
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -42,6 +30,7 @@ class TapDifference:
         element: within the row.
         engine: value on the engine's side; a double holds it exactly.
         trainer: value on the trainer's side.
+        sides: what the two are called, where they are two runs.
         ulps: between them; None when one is NaN.
         inputs_equal: every tap before it was compared and is equal, so this operation is where the sides part; None
             when one of them was not recorded on both sides.
@@ -54,6 +43,7 @@ class TapDifference:
     trainer: float
     ulps: int | None
     inputs_equal: bool | None
+    sides: tuple[str, str] = ("engine", "trainer")
 
     @property
     def layer(self) -> int | None:
@@ -70,7 +60,10 @@ class TapDifference:
     def __str__(self) -> str:
         where = self.operation if self.layer is None else f"layer {self.layer}, {self.operation}"
         equal, unknown = "every tap before it is equal", "not every tap before it was recorded on both sides"
-        values = f"{self.engine:.9g} in the engine and {self.trainer:.9g} in the trainer, {distance(self.ulps)}"
+        values = (
+            f"{self.engine:.9g} in the {self.sides[0]} and {self.trainer:.9g} in the {self.sides[1]},"
+            f" {distance(self.ulps)}"
+        )
         place = f"{where}, position {self.position}, element {self.element}"
         return f"{place}: {values}; {equal if self.inputs_equal else unknown}"
 
@@ -99,18 +92,6 @@ class TapComparison:
     def unequal(self) -> int:
         """Unequal elements in all taps."""
         return sum(tap.unequal for tap in self.taps)
-
-
-def from_torch(taps: Taps) -> dict[str, TapRows]:
-    """What `record_taps` of a side gave, for comparison on the host."""
-    import torch
-
-    result: dict[str, TapRows] = {}
-    for name, (positions, rows) in taps.items():
-        bits = rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows
-        dtype = str(rows.dtype).removeprefix("torch.")
-        result[name] = TapRows(positions.numpy(), bits.contiguous().numpy(), dtype)
-    return result
 
 
 def compare_taps(

@@ -1,0 +1,53 @@
+"""Taps of the samples that ``run.taps`` names, recorded by both sides before the optimizer steps on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vime_core.backends import AlignedRollout, AlignedTrainer
+from vime_core.errors import PluginError
+from vime_core.loop.prompts import training_requests
+from vime_core.loop.session import Session
+from vime_core.record.taps import from_torch, taps_path, write_taps
+from vime_core.types import Sample, SampleKey, TrainSequence
+
+
+def record_taps(session: Session, step: int, samples: Sequence[Sample], sequences: Sequence[TrainSequence]) -> None:
+    """Write the taps of this step's chosen samples.
+
+    Args:
+        session: whose configuration says which.
+        step: number of the step.
+        samples: of the step.
+        sequences: what the trainer trains on, of the same keys.
+
+    Raises:
+        PluginError: a side keeps a contract without offering its taps.
+    """
+    chosen = tapped_samples(session.config.run.taps, step)
+    if not chosen:
+        return
+    trainer, rollout = session.trainer, session.rollout
+    if not isinstance(trainer, AlignedTrainer) or not isinstance(rollout, AlignedRollout):
+        raise PluginError(
+            f"run.taps = {list(session.config.run.taps)!r} needs taps of both sides, and a backend offers none",
+            remedy="Leave out run.taps, or use backends that keep an alignment contract.",
+            code="VIME-PLUGIN-033",
+        )
+    requests = {r.key: r for r in training_requests(session.config, step, session.prompts.step(step))}
+    by_key = {sequence.key: sequence for sequence in sequences}
+    for sample in samples:
+        if sample.key in chosen:
+            sides = {"engine": rollout.record_taps(requests[sample.key])}
+            sides["trainer"] = trainer.record_taps(by_key[sample.key])
+            for side, taps in sides.items():
+                path = taps_path(
+                    session.writer.directory, step, sample.key, "engine" if side == "engine" else "trainer"
+                )
+                write_taps(path, from_torch(taps))
+
+
+def tapped_samples(taps: Sequence[str], step: int) -> set[SampleKey]:
+    """Keys of the samples of a step that ``run.taps`` names."""
+    numbers = [tuple(map(int, one.split(":"))) for one in taps]
+    return {(prompt, sample) for at, prompt, sample in numbers if at == step}
