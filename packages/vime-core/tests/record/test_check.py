@@ -31,6 +31,7 @@ def directory(tmp_path: Path) -> Path:
     (directory / "metrics.jsonl").write_text('{"step": 0, "reward": NaN}\n')
     (directory / "checkpoints").mkdir()
     (directory / "checkpoints" / "large").write_bytes(b"not sealed")
+    (directory / "engine.log").write_text("not sealed")
     writer.finish("complete")
     return directory
 
@@ -270,8 +271,9 @@ def test_what_only_the_digest_of_the_seal_shows(directory: Path) -> None:
     assert RunRecord.open(directory).seal != before
 
 
-def test_checkpoints_may_be_removed(directory: Path) -> None:
+def test_checkpoints_and_logs_may_be_removed(directory: Path) -> None:
     shutil.rmtree(directory / "checkpoints")
+    (directory / "engine.log").unlink()
     assert RunRecord.open(directory).check().holds is True
 
 

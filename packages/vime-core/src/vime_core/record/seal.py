@@ -9,27 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
 from vime_core.record.digest import merkle_root
 from vime_core.record.files import write_whole
-from vime_core.record.layout import CHECKPOINTS, FOLDERS, MANIFEST, SEAL, TOP_FILES
+from vime_core.record.layout import FOLDERS, MANIFEST, SEAL, TOP_FILES
 from vime_core.record.schema import FORMAT, Seal
 from vime_core.record.strict_json import parse
 
 if TYPE_CHECKING:
     from vime_core.record.reader import RunRecord
 
-_LEFT_OUT: Final = (CHECKPOINTS, SEAL)
-
 
 def sealed_files(directory: Path) -> Iterator[str]:
-    """Names of the files that a seal covers, ascending: all but checkpoints, unfinished files and the seal itself."""
+    """Names of the files that a seal covers, ascending: those of the record itself, unfinished ones excluded.
+
+    Checkpoints may be removed, and an engine's log is there only while it runs or when it failed.
+    """
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory)
-        if path.is_file() and name.parts[0] not in _LEFT_OUT and not path.name.startswith("."):
+        own = name.parts[0] in FOLDERS or name.as_posix() in TOP_FILES
+        if own and path.is_file() and not path.name.startswith("."):
             yield name.as_posix()
 
 
@@ -81,8 +83,7 @@ def _file_findings(directory: Path, files: Mapping[str, str]) -> Iterator[str]:
         elif _digest(path) != digest:
             yield f"{name} is not what was sealed"
     for name in sealed_files(directory):
-        own = name in TOP_FILES or name.split("/")[0] in FOLDERS
-        if own and name not in files:
+        if name not in files:
             yield f"{name} was not there when the record was sealed"
 
 
