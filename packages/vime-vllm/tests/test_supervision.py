@@ -120,3 +120,29 @@ def test_processes_that_came_later_are_not_the_engine_s(supervisor: Supervisor) 
     assert not core.is_alive()
     assert bystander.is_alive()
     bystander.kill()
+
+
+HIDDEN = "Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -9}"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (f"(EngineCore pid=7) ERROR ... ValueError: too few blocks\nRuntimeError: {HIDDEN}\n", "too few blocks"),
+        ("INFO starting\n", "its core was ended by SIGKILL"),
+    ],
+    ids=["written", "killed"],
+)
+def test_a_failed_start_names_its_cause(log: str, cause: str, tmp_path: Path) -> None:
+    """The message of vLLM 0.32's front-end, and what its core wrote before."""
+    file = tmp_path / "engine.log"
+    file.touch()
+
+    def start() -> None:
+        file.write_text(log)
+        raise RuntimeError(HIDDEN)
+
+    with pytest.raises(BackendError) as caught:
+        Supervisor(5.0, file).call("start", start)
+    assert cause in caught.value.message.splitlines()[0]
+    assert "root cause above" not in caught.value.message.splitlines()[0]

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
 from vime_core.errors import Interrupted, VimeError
+
+
+def show_progress(level: int) -> None:
+    """What a run says of its phases, and its warnings, go to standard error from ``level`` on."""
+    log = logging.getLogger("vime")
+    log.setLevel(level)
+    log.handlers = [logging.StreamHandler(sys.stderr)]
+    log.propagate = False
+
 
 _documents: list[TextIO] = []
 

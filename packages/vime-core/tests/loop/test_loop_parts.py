@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +22,12 @@ from vime_core.loop.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from vime_core.loop.metrics import ABS_DIFF, mismatch
+from vime_core.loop.metrics import ABS_DIFF, mismatch, step_metrics
 from vime_core.loop.prompts import require_distinct_seeds
 from vime_core.loop.timing import PhaseTimer
 from vime_core.loop.weights import require_equal_weights
-from vime_core.types import Sample, SampleRequest
+from vime_core.sinks.console import warnings
+from vime_core.types import Sample, SampleRequest, TrainStepResult
 
 
 def sample(prompt: int, index: int, length: int = 3, log_prob: float = -1.0) -> Sample:
@@ -158,3 +160,22 @@ def test_phases_add_up_and_move() -> None:
     timer.seconds["train"] = 5.0
     timer.move(2.0, source="train", target="record")
     assert timer.seconds == {"train": 3.0, "record": 2.0}
+
+
+def test_what_teaches_nothing_is_counted_and_shown() -> None:
+    def metrics(*rewards: float, tokens: tuple[int, ...] = (1, 2)) -> dict[str, float]:
+        samples = [replace(sample(i // 2, i % 2), reward=r) for i, r in enumerate(rewards)]
+        samples = [replace(s, prompt_tokens=(s.prompt_index,) if tokens == () else tokens) for s in samples]
+        timer = PhaseTimer()
+        timer.seconds["generate"] = 1.0
+        result = TrainStepResult(0.0, 1.0, 1e-3, ())
+        return step_metrics(samples, [s.rollout_log_probs for s in samples], [result], timer)
+
+    learning = metrics(0.0, 1.0, 1.0, 1.0, tokens=())
+    assert (learning["reward/flat_groups"], learning["data/repeated_prompts"]) == (0.5, 0.0)
+    assert warnings(learning) == []
+    (flat,) = warnings(metrics(0.0, 0.0, 1.0, 1.0, tokens=()))
+    assert "the rewards of each prompt are all equal" in flat
+    same, repeated = warnings(metrics(0.0, 0.0, 0.0, 0.0))
+    assert "all rewards are 0" in same
+    assert "1 prompts of this step came more than once" in repeated

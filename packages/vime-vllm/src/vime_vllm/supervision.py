@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -20,6 +21,8 @@ _T = TypeVar("_T")
 _POLL_S: Final = 0.1
 _GRACE_S: Final = 3.0
 _LOG_LINES: Final = 15
+_HIDES_CAUSE: Final = "Engine core initialization failed"
+_ERROR_LINE: Final = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class Supervisor:
@@ -79,7 +82,18 @@ class Supervisor:
         error = outcome.exception()
         if error is None or isinstance(error, VimeError):
             return outcome.result()
-        raise self.failure(f"the vLLM engine failed in {what}: {error}", "VIME-BACKEND-060") from error
+        raise self.failure(f"the vLLM engine failed in {what}: {self._cause_of(error)}", "VIME-BACKEND-060") from error
+
+    def _cause_of(self, error: BaseException) -> str:
+        """Why: vLLM's front-end only says that its core failed, and points to what the core wrote."""
+        if _HIDES_CAUSE not in str(error):
+            return str(error)
+        told = [line for line in self._lines() if _HIDES_CAUSE not in line]
+        causes = [match[1] for line in told if (match := _ERROR_LINE.search(line))]
+        if causes:
+            return causes[-1]
+        codes = [int(code) for code in re.findall(r"'\w+': (-?\d+)", str(error))]
+        return "; ".join(f"its core {_ended(code)}" for code in codes) or str(error)
 
     def failure(self, message: str, code: str) -> BackendError:
         """End the engine, and the error that says why, with the last lines that it wrote since the call began."""
@@ -134,11 +148,14 @@ class Supervisor:
         return ", ".join(f"{process.pid} {_state(process)}" for process in self._processes) or "none started"
 
     def _last_lines(self) -> str:
+        return "\n".join(f"  | {line}" for line in self._lines()[-_LOG_LINES:])
+
+    def _lines(self) -> list[str]:
+        """What the engine wrote since the call began."""
         if not self._log.is_file():
-            return ""
+            return []
         written = self._log.read_bytes()[self._written_before :].decode(errors="replace")
-        lines = [line for line in written.splitlines() if line.strip()]
-        return "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
+        return [line for line in written.splitlines() if line.strip()]
 
     def _written(self) -> int:
         return self._log.stat().st_size if self._log.is_file() else 0
@@ -195,6 +212,10 @@ def _state(process: psutil.Process) -> str:
 def _cause(pid: int, exit_code: int | None) -> str:
     if exit_code is None:
         return f"process {pid} is gone (a worker; the kernel's log says whether memory ran out)"
+    return f"process {pid} {_ended(exit_code)}"
+
+
+def _ended(exit_code: int) -> str:
     if exit_code < 0:
-        return f"process {pid} was ended by {signal.Signals(-exit_code).name}"
-    return f"process {pid} exited with code {exit_code}"
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    return f"exited with code {exit_code}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vime_cli.arguments import Json, Set
-from vime_cli.output import print_json
+from vime_cli.output import print_json, show_progress
 from vime_core.errors import ConfigError
 
 Resume = Annotated[
@@ -36,6 +37,7 @@ def run(
     With --resume RUN, and without CONFIGS, the run of that record goes on.
     Exit code 0: the run is complete. 2: the configuration or the machine does not allow it. 3: a backend failed.
     """
+    show_progress(logging.WARNING if as_json else logging.INFO)
     from vime_core.config.load import load_config
     from vime_core.loop.resume import open_resumption
 

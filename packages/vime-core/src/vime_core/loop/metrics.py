@@ -29,6 +29,8 @@ def step_metrics(
         "reward/mean": math.fsum(rewards) / len(rewards),
         "reward/max": max(rewards),
         "reward/min": min(rewards),
+        "reward/flat_groups": _share_of_flat_groups(samples),
+        "data/repeated_prompts": float(_repeated_prompts(samples)),
         "rollout/response_length": tokens / len(lengths),
         "rollout/truncated": sum(s.finish_reason == "length" for s in samples) / len(samples),
         "rollout/duplicate_groups": float(len(duplicate_groups(samples))),
@@ -43,6 +45,20 @@ def step_metrics(
     for result in results:
         metrics |= {f"train/{name}": value for name, value in result.metrics.items()}
     return metrics
+
+
+def _share_of_flat_groups(samples: Sequence[Sample]) -> float:
+    """The share of prompts whose samples all have one reward: by group-relative advantages they teach nothing."""
+    rewards: dict[int, set[float]] = {}
+    for sample in samples:
+        rewards.setdefault(sample.prompt_index, set()).add(sample.reward)
+    return sum(len(values) == 1 for values in rewards.values()) / len(rewards)
+
+
+def _repeated_prompts(samples: Sequence[Sample]) -> int:
+    """How many of the step's prompts are token for token one that came before in it."""
+    prompts = {sample.prompt_index: sample.prompt_tokens for sample in samples}
+    return len(prompts) - len(set(prompts.values()))
 
 
 def mismatch(samples: Sequence[Sample], train_log_probs: Sequence[Float32Array]) -> dict[str, float]:

@@ -36,13 +36,16 @@ def execute(config: RunConfig, plugins: PluginManager, resumption: Resumption | 
 
 def _execute(preparation: Preparation, resumption: Resumption | None) -> RunSummary:
     config = preparation.config
+    log.info("preparing model, data and reward")
     for finding in require_ready(preparation, RUN if resumption is None else RESUME):
         if finding.severity == "warning":
             log.warning("%s", finding)
     start = time.monotonic()
     with _write_points(preparation.plugins), open_session(preparation, resumption) as session:
+        log.info("training: %d steps into %s", config.run.steps - session.first_step, config.run.output)
+        ready = time.monotonic()  # what is left is reckoned from steps alone
         for step in range(session.first_step, config.run.steps):
-            _step(session, step, start)
+            _step(session, step, ready)
     return summarize(RunRecord.open(config.run.output), time.monotonic() - start, session.first_step)
 
 

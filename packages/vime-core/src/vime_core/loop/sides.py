@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from vime_core.plugins.types import DeterminismPolicyEntry
 from vime_core.record.digest import digest_tensors
 from vime_core.scratch import run_scratch
 from vime_core.types import ProcessReport
+
+log = logging.getLogger("vime")
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,15 @@ def open_sides(parts: Parts) -> Generator[Sides]:
     """
     with ExitStack() as stack:
         stack.enter_context(run_scratch())
+        log.info("starting the rollout engine (%s)", parts.config.rollout.backend)
         rollout = parts.launcher.rollout(parts.model, parts.alignment)
         stack.callback(rollout.close)
+        log.info("starting the trainer (%s)", parts.config.trainer.backend)
         trainer = parts.launcher.trainer(parts.model, parts.alignment)
         stack.callback(trainer.close)
         reports = (*trainer.processes(), *rollout.processes())
         require_same_contract(parts.alignment, reports)
+        log.info("comparing the weights of both sides")
         initial = digest_tensors(trainer.weights())
         require_equal_weights(initial, rollout.weight_digests(), 0)
         yield Sides(parts, rollout, trainer, reports, initial)

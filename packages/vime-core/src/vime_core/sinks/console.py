@@ -13,7 +13,7 @@ class ConsoleSink:
     """Prints `line` for each step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        print(line(step, metrics), file=sys.stderr, flush=True)
+        print("\n".join([line(step, metrics), *warnings(metrics)]), file=sys.stderr, flush=True)
 
     def rewind(self, step: int) -> None:
         print(f"going on with step {step + 1}", file=sys.stderr, flush=True)
@@ -36,6 +36,18 @@ def line(step: int, metrics: Mapping[str, float]) -> str:
     if "evaluation/reward" in metrics:
         parts.insert(2, f"evaluation {metrics['evaluation/reward']:.3f}")
     return "  ".join(parts)
+
+
+def warnings(metrics: Mapping[str, float]) -> list[str]:
+    """What a person should look at in a step."""
+    found: list[str] = []
+    if metrics.get("reward/flat_groups") == 1.0:
+        same = metrics["reward/min"] == metrics["reward/max"]
+        which = f"all rewards are {metrics['reward/max']:g}" if same else "the rewards of each prompt are all equal"
+        found.append(f"  warning: {which}, so every advantage is 0 and nothing is learned in this step")
+    if repeated := metrics.get("data/repeated_prompts"):
+        found.append(f"  warning: {repeated:.0f} prompts of this step came more than once")
+    return found
 
 
 def clock(seconds: float) -> str:
