@@ -62,7 +62,7 @@ def test_gradients_hold(dtype: str, tmp_path: Path) -> None:
 
 def test_a_backward_that_is_a_thousandth_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It repeats bit for bit, and its forward is right: fp64 alone finds it."""
-    linear = pytest.importorskip("vime_megatron.aligned.linear")
+    linear = pytest.importorskip("vime_core.numerics.linear")
     right = linear.input_gradient
     monkeypatch.setattr(linear, "input_gradient", lambda *arguments: right(*arguments) * 1.001)
     with gradient_of("fp32", tmp_path) as run:
@@ -73,7 +73,7 @@ def test_a_backward_that_is_a_thousandth_off(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_backward_that_does_not_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    linear = pytest.importorskip("vime_megatron.aligned.linear")
+    linear = pytest.importorskip("vime_core.numerics.linear")
     right, calls = linear.input_gradient, [0]
 
     def drifting(*arguments: Any) -> Any:

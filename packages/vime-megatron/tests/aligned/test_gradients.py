@@ -147,3 +147,16 @@ def state(result: Any, trainer: Any) -> dict[str, Tensor]:
     log_probs = torch.cat([torch.from_numpy(part) for part in result.log_probs])
     kept = {**snapshot(trainer.weights()), **snapshot(trainer.optimizer_state())}
     return {"scalars": scalars, "log_probs": log_probs, **kept}
+
+
+def test_threads_change_no_bit_of_a_gradient(
+    save_hf: Callable[..., tuple[Any, Path]], open_aligned: Callable[..., Any]
+) -> None:
+    """The weight gradient too is the contract's operation, not a matrix product of torch's."""
+    _, place = save_hf("qwen2")
+    sequences = random_sequences(LENGTHS)
+    found = [
+        open_aligned(place, run_config(0.7, dtype="bf16", threads=threads)).gradients([sequences], policy_gradient)
+        for threads in (1, 3)
+    ]
+    assert unequal(*found) == []

@@ -17,6 +17,7 @@ from vime_core.plugins.types import (
     AlignmentCheck,
     Command,
     ContractEntry,
+    ContractModel,
     DatasetSource,
     DeterminismPolicyEntry,
     LauncherEntry,
@@ -136,6 +137,19 @@ class RegistrationSpecs:
             ...         "gemma9/v1 vllm", "Gemma 9 in vLLM.", "gemma9.vllm:Gemma9",
             ...         backend="vllm", contract="gemma9/v1", structures=("gemma9",),
             ...     )
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_contract_models(self) -> Iterable[ContractModel]:
+        """Small random models that ``vime plugins check`` runs the verdicts of a contract on.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_contract_models():
+            ...     yield ContractModel("gemma9", "A tiny one.", "gemma9.models:write", contract="gemma9/v1")
         """
         raise NotImplementedError
 

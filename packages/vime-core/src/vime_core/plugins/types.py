@@ -162,6 +162,22 @@ class AlignedSide(Registration):
 
 
 @dataclass(frozen=True)
+class ContractModel(Registration):
+    """A small random model that a contract is tried on; ``target`` is ``(directory, dtype, seed) -> None``.
+
+    It writes a HF model directory that does not exist yet (`vime_core.testing.models.write_random_model` helps) in
+    ``dtype`` ``bf16`` or ``fp32``.
+
+    Args:
+        contract: id of the contract.
+    """
+
+    contract: str = ""
+
+    kind: ClassVar[str] = "contract model"
+
+
+@dataclass(frozen=True)
 class AlignmentCheck(Registration):
     """``target`` is ``(RunConfig, PluginManager) -> vime_core.verify.verdict.Verdict``: ``vime verify NAME CONFIG``."""
 

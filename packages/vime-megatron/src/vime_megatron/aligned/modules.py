@@ -15,7 +15,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from vime_core.numerics import Operations
-from vime_megatron.aligned.linear import linear
 
 Adopted = TypeVar("Adopted", bound=torch.nn.Module)
 
@@ -33,7 +32,7 @@ class AlignedColumnLinear(ColumnParallelLinear):
         """[..., K] to ([..., N], no bias left to add); ``weight`` [N, K] stands in for the module's own."""
         del runtime_gather_output  # one rank has nothing to gather
         own: Any = self.weight  # absent where the embedding's is shared
-        return linear(self.operations, input_, own if weight is None else weight, self.bias), None
+        return self.operations.linear(input_, own if weight is None else weight, self.bias), None
 
 
 class AlignedRowLinear(RowParallelLinear):
@@ -47,7 +46,7 @@ class AlignedRowLinear(RowParallelLinear):
         self, input_: Tensor
     ) -> tuple[Tensor, None]:
         """[..., K] to ([..., N], no bias left to add)."""
-        return linear(self.operations, input_, self.weight, self.bias), None
+        return self.operations.linear(input_, self.weight, self.bias), None
 
 
 class AlignedEmbedding(VocabParallelEmbedding):

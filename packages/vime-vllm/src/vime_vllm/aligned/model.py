@@ -135,16 +135,21 @@ class AlignedDecoder(AlignedModel):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         del prefix
         super().__init__(vllm_config)
-        structure = dense_structure(self.config)
+        structure = self.structure_of(self.config)
         self.model = DecoderStack(self.operations, structure, vllm_config)
         self.lm_head = None if structure.tied else Linear(self.operations, structure.hidden, structure.vocabulary)
         if structure.tied:
             self.ignored_weights = (*self.ignored_weights, "lm_head.weight")
 
     @staticmethod
-    def check_config(config: Any) -> None:
-        """Raise PolicyError for a Hugging Face configuration that ``dense/v1`` does not cover."""
-        dense_structure(config)
+    def structure_of(config: Any) -> DenseStructure:
+        """What is built of a Hugging Face configuration; a subclass for another structure says it anew."""
+        return dense_structure(config)
+
+    @classmethod
+    def check_config(cls, config: Any) -> None:
+        """Raise PolicyError for a Hugging Face configuration that the contract does not cover."""
+        cls.structure_of(config)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """(T, H) of ids (T)."""

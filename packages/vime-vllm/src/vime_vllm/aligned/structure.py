@@ -32,13 +32,17 @@ class DenseStructure:
     scaling: RopeScaling
 
 
-def dense_structure(config: Any) -> DenseStructure:
+def dense_structure(config: Any, like: str = "") -> DenseStructure:
     """The structure of a Hugging Face configuration object.
+
+    Args:
+        config: the object.
+        like: the ``model_type`` that it is built as, for a structure of another name; empty: its own.
 
     Raises:
         PolicyError: something in it has no definition in ``dense/v1``; the message names field and value.
     """
-    kind = config.model_type
+    kind = like or config.model_type
     if kind not in ("qwen2", "qwen3", "llama"):
         raise _refused("model_type", kind)
     _refuse_features(config)
