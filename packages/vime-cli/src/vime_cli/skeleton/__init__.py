@@ -24,7 +24,7 @@ def write_skeleton(name: str, parent: Path) -> Path:
     if place.exists():
         raise _unusable(f"{str(place)!r} exists", "Choose another name, or move it away.")
     names = {"name": name, "module": module, "structure": module.removeprefix("vime_")}
-    _write(files(__package__), place, names)
+    _write(files("vime_cli.skeleton"), place, names)
     return place
 
 
