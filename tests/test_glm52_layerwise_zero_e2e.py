@@ -13,6 +13,7 @@ from glm52 import Gate, opened
 
 from vime_core.alignment.taps import layer_tap
 from vime_core.errors import ContractViolation
+from vime_glm5.routing import verify_routing
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -49,6 +50,25 @@ def test_hidden_states_of_every_layer_differ_by_exactly_zero(gate: Gate) -> None
         assert length - prompt > 1, "no decode was compared"
         print(f"sample {request.key}: {prompt} positions of prefill, {length - 1 - prompt} of decode,", end=" ")
         print(f"{len(found)} taps, {sum(t.compared for t in found.values())} elements, {compared.unequal} unequal")
+
+
+def test_routing_agreement_of_every_layer(gate: Gate) -> None:
+    requests = gate.requests(2)
+    held = verify_routing(gate.sides, requests)
+    assert held.exit_code == 0, held.sentence
+    agreement = held.details["agreement"]
+    assert list(agreement) == [
+        *(layer_tap(layer, "chosen_keys") for layer in (0, 1, 2)),
+        *(layer_tap(layer, "router_slots") for layer in (3, 4, 5)),
+    ]
+    assert set(agreement.values()) == {1.0}
+    print(held.sentence)
+    gate.plant("reverse_slots")
+    broken = verify_routing(gate.sides, requests)
+    assert broken.exit_code == 1
+    assert broken.first == "layers.3.router_slots"
+    assert broken.details["agreement"]["layers.3.router_slots"] < 0.5
+    assert broken.details["agreement"]["layers.2.chosen_keys"] == 1.0
 
 
 IN_THE_ENGINE = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vime_core.plugins import AlignedSide, ContractEntry, ModelSource, ModelStructure, hookimpl
+from vime_core.plugins import AlignedSide, AlignmentCheck, ContractEntry, ModelSource, ModelStructure, hookimpl
 
 _STRUCTURES = ("glm_moe_dsa",)
 
@@ -27,6 +27,12 @@ def vime_model_sources() -> Iterable[ModelSource]:
         "vime_glm5.source:make_random_glm5",
         "vime_glm5.source:RandomGlm5Options",
     )
+    yield ModelSource(
+        "glm5-checkpoint",
+        "A GLM-5 checkpoint in block FP8 or bf16, as bf16 masters, whole or its first layers.",
+        "vime_glm5.checkpoint:open_glm5_checkpoint",
+        "vime_glm5.checkpoint:Glm5CheckpointOptions",
+    )
 
 
 @hookimpl
@@ -46,6 +52,16 @@ def vime_contracts() -> Iterable[ContractEntry]:
         "vime_glm5.numerics.contract:GLM5_V1_BF16KV",
         operations=operations,
         reference=reference,
+    )
+
+
+@hookimpl
+def vime_alignment_checks() -> Iterable[AlignmentCheck]:
+    yield AlignmentCheck(
+        "routing",
+        "Do engine and trainer choose the same experts and keys, layer by layer?",
+        "vime_glm5.routing:run",
+        contracts=("glm5/v1", "glm5/v1-bf16kv"),
     )
 
 

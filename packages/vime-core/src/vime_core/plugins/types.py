@@ -179,7 +179,13 @@ class ContractModel(Registration):
 
 @dataclass(frozen=True)
 class AlignmentCheck(Registration):
-    """``target`` is ``(RunConfig, PluginManager) -> vime_core.verify.verdict.Verdict``: ``vime verify NAME CONFIG``."""
+    """``target`` is ``(RunConfig, PluginManager) -> vime_core.verify.verdict.Verdict``: ``vime verify NAME CONFIG``.
+
+    Args:
+        contracts: those under which ``vime verify all`` runs it; empty: always.
+    """
+
+    contracts: tuple[str, ...] = ()
 
     kind: ClassVar[str] = "check"
 

@@ -97,6 +97,8 @@ def run_every(
     parts = ready_parts(with_learning_rate(config, UPDATE_LR), policy, plugins)
     yield from _on_live_sides(parts, AlignOptions(samples, updates, bool(config.alignment.contract)), starting)
     for check in plugins.of_kind(AlignmentCheck):
+        if check.contracts and config.alignment.contract not in check.contracts:
+            continue
         starting(check.name)
         yield _verdict(check.name, lambda name=check.name: run_check(config, plugins, name))
 

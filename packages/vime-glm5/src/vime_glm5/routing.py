@@ -1,0 +1,132 @@
+"""``vime verify routing``: do engine and trainer choose the same experts and keys, layer by layer?
+
+A share a layer: of the (token, slot) routes, and of the (token, rank) chosen keys, that are equal on both sides. Under
+the contract each must be 1; the shares say how far a side that breaks it went wrong, where log-probs only say that.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from vime_core.backends import AlignedRollout, AlignedTrainer, Taps
+from vime_core.config.schema import RunConfig
+from vime_core.errors import ConfigError, PluginError
+from vime_core.loop.sides import Sides, checked_policy, open_sides, ready_parts
+from vime_core.plugins.manager import PluginManager
+from vime_core.types import SampleRequest
+from vime_core.verify.live import first_requests, scoring_sequence
+from vime_core.verify.verdict import Coverage, Verdict
+
+NAME: Final = "routing"
+SAMPLES: Final = 4
+CHOICES: Final = ("router_slots", "chosen_keys")
+
+
+@dataclass
+class Agreement:
+    """Of one tap: choices that were compared, and those that are equal."""
+
+    compared: int = 0
+    equal: int = 0
+
+    @property
+    def share(self) -> float:
+        """0 when nothing was compared."""
+        return self.equal / self.compared if self.compared else 0.0
+
+
+@dataclass
+class Routing:
+    """What the samples so far gave; ``entropy`` is a sum of minus log-probs."""
+
+    taps: dict[str, Agreement] = field(default_factory=dict[str, Agreement])
+    faults: list[str] = field(default_factory=list[str])
+    tokens: int = 0
+    longest: int = 0
+    entropy: float = 0.0
+
+    def add(self, engine: Taps, trainer: Taps) -> None:
+        """Compare every tap of a choice, at all positions that both sides have."""
+        names = [name for name in trainer if name.endswith(CHOICES)]
+        self.faults += [f"tap {name!r} is missing in the engine" for name in names if name not in engine]
+        for name in (name for name in names if name in engine):
+            (positions, rows), (others, other_rows) = engine[name], trainer[name]
+            count = min(len(positions), len(others))
+            if not bool((positions[:count] == others[:count]).all()) or count < len(others):
+                self.faults.append(f"tap {name!r} has other positions in the engine")
+                continue
+            agreement = self.taps.setdefault(name, Agreement())
+            agreement.compared += rows[:count].numel()
+            agreement.equal += int((rows[:count] == other_rows[:count]).sum())
+
+
+def run(config: RunConfig, plugins: PluginManager) -> Verdict:
+    """Start both sides and compare what they choose. See `vime_core.plugins.types.AlignmentCheck`.
+
+    Raises:
+        ConfigError: the configuration has no contract of GLM-5.
+    """
+    if not config.alignment.contract.startswith("glm5/"):
+        raise ConfigError(
+            f"verify routing compares what GLM-5 chooses, but alignment.contract = {config.alignment.contract!r}",
+            remedy="Set alignment.contract = 'glm5/v1'.",
+            code="VIME-CONFIG-090",
+        )
+    with open_sides(ready_parts(config, checked_policy(config, plugins), plugins)) as sides:
+        return verify_routing(sides, first_requests(sides.parts, SAMPLES))
+
+
+def verify_routing(sides: Sides, requests: Sequence[SampleRequest]) -> Verdict:
+    """The verdict on live sides."""
+    rollout, trainer = sides.rollout, sides.trainer
+    if not (isinstance(rollout, AlignedRollout) and isinstance(trainer, AlignedTrainer)):
+        raise PluginError(
+            "a backend of this configuration shows no taps",
+            remedy="Use trainer.backend = 'megatron' and rollout.backend = 'vllm'.",
+            code="VIME-PLUGIN-033",
+        )
+    found = Routing()
+    for request in requests:
+        (completion,) = rollout.generate([request])
+        sequence = scoring_sequence(request.key, request.prompt_tokens, completion.tokens)
+        found.add(rollout.record_taps(request), trainer.record_taps(sequence))
+        found.tokens += len(completion.tokens)
+        found.longest = max(found.longest, len(sequence.tokens))
+        found.entropy -= float(completion.log_probs.sum())
+    return routing_verdict(found, len(requests))
+
+
+def routing_verdict(found: Routing, samples: int) -> Verdict:
+    """Holds when every choice of every layer is equal; nothing compared is no agreement."""
+    compared = sum(one.compared for one in found.taps.values())
+    unequal = compared - sum(one.equal for one in found.taps.values())
+    evidence: dict[str, Any] = {
+        "coverage": Coverage(samples=samples, tokens=found.tokens, tensors=len(found.taps), longest=found.longest),
+        "unequal": unequal,
+        "entropy": found.entropy / found.tokens if found.tokens else None,
+        "details": {"agreement": {name: one.share for name, one in found.taps.items()}, "compared": compared},
+    }
+    if found.faults or not compared:
+        why = found.faults[0] if found.faults else "no choice was compared"
+        return Verdict(NAME, None, f"Routing could not be checked: {why}.", **evidence, first=why)
+    if unequal:
+        worst = min(found.taps, key=lambda name: found.taps[name].share)
+        first = next(name for name, one in found.taps.items() if one.share < 1)
+        sentence = (
+            f"Routing does not hold: {unequal} of {compared} choices differ, first in {first}; the least agreement is"
+            f" {found.taps[worst].share:.2%}, in {worst}."
+        )
+        return Verdict(NAME, False, sentence, **evidence, first=first)
+    sentence = (
+        f"Routing holds: engine and trainer made the same {compared} choices of experts and keys in {len(found.taps)}"
+        f" taps of {samples} samples: {_shares(evidence['details']['agreement'])}."
+    )
+    return Verdict(NAME, True, sentence, **evidence)
+
+
+def _shares(agreement: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in agreement.items())

@@ -1,0 +1,53 @@
+"""The verdict on choices: agreement of each layer, and never a pass on nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vime_core.errors import ConfigError
+from vime_glm5.routing import Routing, routing_verdict, run
+
+
+def taps(**rows: list[list[float]]) -> Any:
+    return {
+        f"layers.{name[-1]}.{name[:-2]}": (torch.arange(len(values)), torch.tensor(values))
+        for name, values in rows.items()
+    }
+
+
+def test_agreement_is_counted_by_layer() -> None:
+    found = Routing(tokens=2)
+    ours = taps(chosen_keys_0=[[0.0, 1.0], [1.0, 2.0]], router_slots_3=[[4.0, 5.0], [6.0, 7.0]])
+    theirs = taps(chosen_keys_0=[[0.0, 1.0], [1.0, 2.0]], router_slots_3=[[5.0, 4.0], [6.0, 7.0]])
+    found.add(theirs, ours)
+    verdict = routing_verdict(found, 1)
+    assert verdict.exit_code == 1
+    assert verdict.first == "layers.3.router_slots"
+    assert verdict.details["agreement"] == {"layers.0.chosen_keys": 1.0, "layers.3.router_slots": 0.5}
+    assert verdict.unequal == 2
+
+
+def test_all_equal_holds() -> None:
+    found = Routing(tokens=2)
+    same = taps(router_slots_3=[[4.0, 5.0]])
+    found.add(same, same)
+    assert routing_verdict(found, 1).exit_code == 0
+
+
+def test_what_one_side_lacks_is_no_agreement() -> None:
+    for engine in ({}, taps(router_slots_3=[[4.0, 5.0]])):
+        found = Routing(tokens=2)
+        found.add(engine, taps(router_slots_3=[[4.0, 5.0], [1.0, 2.0]]))
+        assert routing_verdict(found, 1).exit_code == 3
+    assert routing_verdict(Routing(), 0).exit_code == 3
+
+
+def test_another_contract_is_refused() -> None:
+    config: Any = SimpleNamespace(alignment=SimpleNamespace(contract="dense/v1"))
+    plugins: Any = None
+    with pytest.raises(ConfigError, match="VIME-CONFIG-090"):
+        run(config, plugins)
