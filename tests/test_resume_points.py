@@ -244,10 +244,75 @@ def test_without_a_promise_the_steps_after_the_checkpoint_are_done_anew(
     assert found.check().holds
 
 
+REFERENCE = ("algorithm.ppo-clip.kl_coefficient=0.1", "algorithm.reference_update_every=1")
+BOTH_KL = ("algorithm.reward_kl=0.05", "algorithm.loss=cispo", "algorithm.cispo.kl_coefficient=0.1")
+CORRECTED = ("algorithm.old_log_probs=recompute", "algorithm.correction.level=token", "algorithm.overlong=mask")
+DYNAMIC = ("sampling.dynamic_rounds=9", "sampling.max_tokens=2", "reward.length.target=4", "run.steps=3")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        (*BOTH_KL, REFERENCE[1], "algorithm.advantage=reinforce++"),
+        DYNAMIC,
+        (*CORRECTED, "algorithm.loss=gspo", "algorithm.reduction=constant", "sampling.max_tokens=60"),
+    ],
+)
+def test_what_an_algorithm_carries_on_is_in_the_checkpoint(
+    place: Path, tmp_path: Path, algorithm: tuple[str, ...]
+) -> None:
+    whole, record = tmp_path / "whole", tmp_path / "record"
+    assert forked(run, whole, place / "cache", 0, *algorithm) == 0
+    points = json.loads((tmp_path / "whole.points").read_text())
+    kill = points.index(["renamed", "step-000001"]) + 1
+    assert forked(run, record, place / "cache", kill, *algorithm) == KILLED
+    assert forked(resume_and_compare, record, whole, left(record)) == 0
+
+
+def test_a_reference_model_is_recorded_and_moves_only_when_it_should(place: Path, tmp_path: Path) -> None:
+    frozen, moving = tmp_path / "frozen", tmp_path / "moving"
+    assert forked(run, frozen, place / "cache", 0, REFERENCE[0]) == 0
+    assert forked(run, moving, place / "cache", 0, *REFERENCE) == 0
+    for record, moved in ((frozen, False), (moving, True)):
+        found = RunRecord.open(record)
+        assert found.check().holds
+        second = found.step_samples(1)
+        rollout = [sample.rollout_log_probs for sample in second.samples]
+        same = [a.tobytes() == b.tobytes() for a, b in zip(second.reference_log_probs, rollout, strict=True)]
+        assert all(same) is moved  # the reference of a step that follows its update is the policy that sampled
+
+
+def test_dynamic_sampling_takes_prompts_in_order_and_only_groups_with_a_signal(place: Path, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    assert forked(run, record, place / "cache", 0, *DYNAMIC) == 0
+    found = RunRecord.open(record)
+    indices: list[int] = []
+    for entry in found.steps:
+        groups: dict[int, set[float]] = {}
+        for sample in found.samples(entry.step):
+            groups.setdefault(sample.prompt_index, set()).add(sample.reward)
+            assert sample.weight_version == entry.step
+        assert [len(rewards) for rewards in groups.values()] == [2, 2]
+        indices += groups
+    assert indices == sorted(set(indices))
+    left_out = sum(float.fromhex(entry.metrics["data/no_signal"]) for entry in found.steps)
+    assert left_out == indices[-1] + 1 - len(indices)
+    assert left_out > 0
+
+
+def test_prompts_without_any_signal_end_the_run(place: Path, tmp_path: Path) -> None:
+    settings = ("sampling.dynamic_rounds=2", "sampling.temperature=0.0")
+    assert forked(run, tmp_path / "record", place / "cache", 0, *settings) == REFUSED
+    error = RunRecord.open(tmp_path / "record").manifest.error
+    assert "step 0: 2 rounds of 2 prompts gave 0 groups whose rewards differ" in error
+
+
 def kill_at_random(record: Path, cache: Path, generator: random.Random) -> None:
-    """Start a run in a process of its own and kill it after a random time, which may be before it has begun."""
+    """Start a run in a process of its own and kill it at a random moment after it has begun."""
     process = started(run, record, cache)
-    time.sleep(generator.uniform(0, 0.6))
+    while process.is_alive() and not (record / "manifest.json").exists():
+        time.sleep(0.005)
+    time.sleep(generator.uniform(0, 0.2))
     process.kill()
     process.join()
 
@@ -263,7 +328,7 @@ def random_moments(place: Path, whole: Path, count: int, seed: int) -> None:
             continue
         killed += 1
         assert forked(resume_and_compare, record, whole, before) == 0
-    assert killed > count // 4
+    assert killed
 
 
 def test_a_run_killed_at_random_moments_resumes(place: Path, whole: tuple[Path, Points]) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -56,6 +56,13 @@ def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
         text = (field.description or "").replace("None:", "unset:")
         yield f"| `{name}` | {_type(field)} | {_default(field)} | {text} |"
     yield ""
+    for name, field in fields.items():
+        if _is_table(field.annotation):
+            yield from _table(f"{heading[:-1]}.{name}]", cast(Any, field.annotation))
+
+
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 NAMES: dict[object, str] = {str: "string", bool: "boolean", int: "integer", float: "number", Path: "path"}
@@ -79,7 +86,8 @@ def _readable(annotation: Any) -> str:
     if origin is tuple:
         several = [_readable(part) for part in arguments if part is not ...]
         return f"array of {several[0]}s" if ... in arguments else f"[{', '.join(several)}]"
-    return "table" if isinstance(origin, type) and issubclass(origin, Mapping) else "value"
+    mapping = isinstance(origin, type) and issubclass(origin, Mapping)
+    return "table" if mapping or _is_table(annotation) else "value"
 
 
 def _bounded(name: str, metadata: Sequence[object]) -> str:
@@ -96,6 +104,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "unset"
+    if isinstance(value, BaseModel):
+        return "see below"
     plain = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     return f"`{json.dumps(plain)}`"
 

@@ -88,6 +88,7 @@ class Trainer:
         self.table = initial_table()
         self.moments = [torch.zeros_like(self.table), torch.zeros_like(self.table)]
         self.count = torch.zeros((), dtype=torch.int64)
+        self.reference = self.table
 
     def _score(self, table: Tensor, sequence: TrainSequence) -> Tensor:
         tokens = torch.tensor(sequence.tokens)
@@ -117,6 +118,7 @@ class Trainer:
             log_probs.detach() if old is None else torch.from_numpy(old),
             torch.from_numpy(sequence.advantages),
             None if reference is None else torch.from_numpy(reference),
+            (len(log_probs),),
         )
         return (loss(batch).loss_N * torch.from_numpy(sequence.weights)).sum()
 
@@ -129,6 +131,12 @@ class Trainer:
         self.table -= rate * first / (second.sqrt() + self._config.eps)
         return rate
 
+    def keep_reference(self) -> None:
+        self.reference = self.table.clone()
+
+    def reference_log_probs(self, microbatches: Microbatches) -> list[Float32Array]:
+        return [self._score(self.reference, s).numpy() for part in microbatches for s in part]
+
     def weights(self) -> NamedTensors:
         return iter([(NAME, self.table)])
 
@@ -136,14 +144,17 @@ class Trainer:
         return iter([*zip(("exp_avg", "exp_avg_sq"), self.moments, strict=True), ("count", self.count)])
 
     def save(self, directory: Path) -> None:
-        save_file(dict([*self.weights(), *self.optimizer_state()]), directory / "state.safetensors")
+        save_file(
+            dict([*self.weights(), *self.optimizer_state(), ("reference", self.reference.clone())]),
+            directory / "state.safetensors",
+        )
 
     def load(self, directory: Path) -> None:
         try:
             state = load_file(directory / "state.safetensors")
         except OSError as error:
             raise RecordError(str(error), remedy="Use another.", code="VIME-RECORD-000") from error
-        self.table, self.count = state[NAME], state["count"]
+        self.table, self.count, self.reference = state[NAME], state["count"], state["reference"]
         self.moments = [state["exp_avg"], state["exp_avg_sq"]]
 
     def processes(self) -> list[ProcessReport]:

@@ -139,6 +139,22 @@ class Rollout(Protocol):
 
 
 @runtime_checkable
+class ReferenceTrainer(Trainer, Protocol):
+    """A trainer that can keep a frozen second copy of its weights; a KL to a reference model needs one.
+
+    `save` then writes the copy too, and `load` restores it.
+    """
+
+    def keep_reference(self) -> None:
+        """Make the weights of now the reference."""
+        ...
+
+    def reference_log_probs(self, microbatches: Microbatches) -> list[Float32Array]:
+        """`log_probs` under the reference's weights; the trainer's own stay as they are."""
+        ...
+
+
+@runtime_checkable
 class AlignedTrainer(Trainer, Protocol):
     """A trainer that verdicts can look into; one that keeps an alignment contract offers this."""
 

@@ -49,7 +49,7 @@ def sample(prompt: int, index: int, length: int = 3, log_prob: float = -1.0) -> 
 def algorithm(updates: int, budget: int = 16, group: int = 2) -> Algorithm:
     config: Any = SimpleNamespace(
         algorithm=SimpleNamespace(updates_per_rollout=updates, reduction="token"),
-        sampling=SimpleNamespace(samples_per_prompt=group),
+        sampling=SimpleNamespace(samples_per_prompt=group, max_tokens=8),
         trainer=SimpleNamespace(token_budget=budget),
     )
     return Algorithm(config, estimate=None, estimate_options=None, loss=None)  # type: ignore[arg-type]

@@ -88,6 +88,7 @@ def _token_batch(sequences: Sequence[TrainSequence], log_probs: Tensor) -> Token
         old_log_probs=_old_log_probs(sequences, log_probs.detach()),
         advantages=flatten([s.advantages for s in sequences], on),
         reference_log_probs=flatten(references, on) if references else None,
+        lengths=tuple(s.response_length for s in sequences),
     )
 
 

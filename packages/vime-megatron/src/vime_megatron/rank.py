@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vime_core.alignment.taps import recording
@@ -32,6 +33,9 @@ from vime_megatron.packing import PackedMicrobatch, pack_microbatch
 from vime_megatron.parallel import Ranks, process_groups
 from vime_megatron.report import process_report
 from vime_megatron.structures.registry import find_structure
+
+REFERENCE: Final = "reference.safetensors"
+"""The reference model's weights in a checkpoint, by Megatron's names; absent where there is none."""
 
 
 class TrainerRank:
@@ -62,6 +66,7 @@ class TrainerRank:
             self._contract_settings()  # refuses a model that computes outside the contract
             self._identity = identity(directory.model_type, dict(self._model.named_parameters()), trainer)
             self._optimization = Optimization(self._model, trainer)
+            self._reference: dict[str, Tensor] = {}
             self._release = weakref.finalize(self, stack.pop_all().close)  # also when the interpreter ends
 
     def log_probs(self, microbatches: Microbatches) -> list[Float32Array]:
@@ -72,6 +77,25 @@ class TrainerRank:
                 batch = self._pack(sequences)
                 scored += batch.split(self._model(batch, self._temperature))
         return scored
+
+    def keep_reference(self) -> None:
+        """See `vime_core.backends.ReferenceTrainer`."""
+        self._reference = {name: parameter.detach().clone() for name, parameter in self._model.named_parameters()}
+
+    def reference_log_probs(self, microbatches: Microbatches) -> list[Float32Array]:
+        """See `vime_core.backends.ReferenceTrainer`.
+
+        Raises:
+            BackendError: no reference is kept.
+        """
+        if not self._reference:
+            raise BackendError(
+                "log-probs of a reference model were asked for, and none is kept",
+                remedy="Call keep_reference first.",
+                code="VIME-BACKEND-024",
+            )
+        with _held_instead(dict(self._model.named_parameters()), self._reference):
+            return self.log_probs(microbatches)
 
     def train_step(self, microbatches: Microbatches, loss: LossFunction, observer: StateObserver) -> TrainStepResult:
         """See `vime_core.backends.Trainer`."""
@@ -132,10 +156,14 @@ class TrainerRank:
     def save(self, directory: Path) -> None:
         """See `vime_core.backends.Trainer`."""
         save_checkpoint(directory, self._optimization, self._identity)
+        if self._reference:
+            save_file({n: t.contiguous().cpu() for n, t in self._reference.items()}, directory / REFERENCE)
 
     def load(self, directory: Path) -> None:
         """See `vime_core.backends.Trainer`."""
         load_checkpoint(directory, self._optimization, self._identity)
+        if (directory / REFERENCE).is_file():
+            self._reference = {name: t.to(device()) for name, t in load_file(directory / REFERENCE).items()}
 
     def processes(self) -> list[ProcessReport]:
         """See `vime_core.backends.Trainer`."""
@@ -182,6 +210,19 @@ class TrainerRank:
                     code="VIME-BACKEND-021",
                 )
         return pack_microbatch(sequences, device())
+
+
+@contextmanager
+def _held_instead(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Generator[None]:
+    """Let parameters hold other values meanwhile; their own memory, which gradient buffers share, is not touched."""
+    own = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = values[name]
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
 
 
 def _require_finite(gradients: Iterator[tuple[str, Tensor]]) -> None:

@@ -32,6 +32,25 @@ def vime_advantage_estimators() -> Iterable[AdvantageEstimator]:
         "vime_core.rl.advantages:RlooOptions",
     )
 
+    yield AdvantageEstimator(
+        "dr-grpo",
+        "Reward against the group's mean.",
+        "vime_core.rl.advantages:dr_grpo",
+        "vime_core.rl.advantages:DrGrpoOptions",
+    )
+    yield AdvantageEstimator(
+        "reinforce++",
+        "Reward against mean and spread of the batch.",
+        "vime_core.rl.advantages:reinforce_plus_plus",
+        "vime_core.rl.advantages:ReinforceOptions",
+    )
+    yield AdvantageEstimator(
+        "reinforce++-baseline",
+        "Reward against the group's mean and the batch's spread.",
+        "vime_core.rl.advantages:reinforce_plus_plus_baseline",
+        "vime_core.rl.advantages:ReinforceOptions",
+    )
+
 
 @hookimpl
 def vime_losses() -> Iterable[Loss]:
@@ -40,6 +59,18 @@ def vime_losses() -> Iterable[Loss]:
         "PPO with separate low and high clip, optional KL.",
         "vime_core.rl.losses:ppo_clip",
         "vime_core.rl.losses:PpoClipOptions",
+    )
+    yield Loss(
+        "gspo",
+        "PPO with the ratio of the whole response.",
+        "vime_core.rl.losses:gspo",
+        "vime_core.rl.losses:GspoOptions",
+    )
+    yield Loss(
+        "cispo",
+        "Policy gradient with a clipped weight.",
+        "vime_core.rl.losses:cispo",
+        "vime_core.rl.losses:CispoOptions",
     )
 
 
@@ -62,6 +93,12 @@ def vime_datasets() -> Iterable[DatasetSource]:
         "Any task of reasoning-gym by name and seed.",
         "vime_core.data.reasoning:open_reasoning_gym",
         "vime_core.data.reasoning:ReasoningGymOptions",
+    )
+    yield DatasetSource(
+        "mixture",
+        "Several files with weights.",
+        "vime_core.data.mixture:open_mixture",
+        "vime_core.data.mixture:MixtureOptions",
     )
 
 

@@ -72,6 +72,19 @@ RENAMED: Mapping[str, str] = {
 """Names that other frameworks use for our keys: an error that says ours."""
 
 
+UNSUPPORTED: Mapping[str, str] = {
+    "algorithm.critic": "PPO with a critic",
+    "algorithm.gae": "PPO with a critic",
+    "trainer.critic": "PPO with a critic",
+    "rollout.multi_turn": "a rollout of several turns",
+    "rollout.max_turns": "a rollout of several turns",
+    "sampling.max_turns": "a rollout of several turns",
+    "data.image_key": "a multimodal rollout",
+    "data.multimodal_keys": "a multimodal rollout",
+}
+"""What people ask for that is not there: an error that says so."""
+
+
 def load_config(
     files: Sequence[Path], overrides: Sequence[str] = (), last: Mapping[str, Any] | None = None
 ) -> tuple[RunConfig, PluginManager]:
@@ -97,6 +110,7 @@ def load_config(
 def resolve(raw: Table, directories: tuple[Path, ...] = ()) -> tuple[RunConfig, PluginManager]:
     """Validate a merged table: plugins first, since they type their own sections."""
     _refuse_renamed(raw)
+    _refuse_unsupported(raw)
     plugins = PluginManager.discover(replace(_plugin_selection(raw), directories=directories))
     plugins.require()
     return validate(raw, plugins), plugins
@@ -252,6 +266,16 @@ def _refuse_renamed(raw: Table) -> None:
                 f"{path} is called {RENAMED[path]} here",
                 remedy=f"Rename the key to {RENAMED[path]}.",
                 code="VIME-CONFIG-005",
+            )
+
+
+def _refuse_unsupported(raw: Table) -> None:
+    for path in _paths(raw):
+        if path in UNSUPPORTED:
+            raise ConfigError(
+                f"{path} asks for {UNSUPPORTED[path]}, which vime does not do",
+                remedy="Leave the key out; docs/algorithms.md lists what there is.",
+                code="VIME-CONFIG-019",
             )
 
 

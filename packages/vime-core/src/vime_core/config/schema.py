@@ -89,12 +89,49 @@ class RewardSection(PluginSection):
     workers: PositiveInt = Field(default=1, description="Processes that score.")
 
 
+class CorrectionSection(Section):
+    """Importance correction of what the engine sampled with against what the trainer computes."""
+
+    level: Literal["off", "token", "sequence"] = Field(default="off", description="Ratio of tokens or of responses.")
+    mode: Literal["truncate", "clip", "mask"] = Field(
+        default="truncate", description="At most high; within low and high; or 0 outside of them."
+    )
+    low: NonNegativeFloat = Field(default=0.5, description="Lower bound of the ratio.")
+    high: PositiveFloat = Field(default=2.0, description="Upper bound of the ratio.")
+    reject: bool = Field(default=False, description="Drop a response whose own ratio is outside the bounds.")
+
+    @property
+    def active(self) -> bool:
+        return self.level != "off" or self.reject
+
+    @model_validator(mode="after")
+    def _ordered(self) -> CorrectionSection:
+        if self.low > self.high:
+            raise ValueError(f"algorithm.correction.low = {self.low} is more than high = {self.high}")
+        return self
+
+
 class AlgorithmSection(PluginSection):
     """How samples become gradients."""
 
     advantage: str = Field(default="grpo", description="Advantage estimator plugin.")
     loss: str = Field(default="ppo-clip", description="Loss plugin.")
-    reduction: Literal["token", "sample"] = Field(default="token", description="What counts alike: tokens or samples.")
+    reduction: Literal["token", "sample", "constant"] = Field(
+        default="token",
+        description="What counts alike: tokens, samples, or tokens over samples x sampling.max_tokens.",
+    )
+    overlong: Literal["keep", "mask"] = Field(
+        default="keep", description="Whether responses that ran into sampling.max_tokens are trained on."
+    )
+    reward_kl: NonNegativeFloat = Field(
+        default=0.0, description="Weight of a response's KL to the reference model, taken off its reward; 0: none."
+    )
+    reference_update_every: NonNegativeInt = Field(
+        default=0, description="Steps after which the reference model becomes the policy; 0: never."
+    )
+    correction: CorrectionSection = Field(
+        default_factory=CorrectionSection, description="Importance correction of rollout against trainer."
+    )
     updates_per_rollout: PositiveInt = Field(
         default=1, description="Optimizer steps that share the samples of a rollout step."
     )
@@ -110,6 +147,11 @@ class AlgorithmSection(PluginSection):
                 "algorithm.old_log_probs = 'reuse' holds for one update a rollout, but algorithm.updates_per_rollout"
                 f" = {self.updates_per_rollout}; use 'recompute' or 'rollout'"
             )
+        if self.correction.active and self.old_log_probs != "recompute":
+            raise ValueError(
+                "algorithm.correction needs the trainer's log-probs before training, but algorithm.old_log_probs ="
+                f" {self.old_log_probs!r}; use 'recompute'"
+            )
         return self
 
 
@@ -118,6 +160,11 @@ class SamplingSection(Section):
 
     prompts_per_step: PositiveInt = Field(default=8, description="Prompts of a rollout step.")
     samples_per_prompt: PositiveInt = Field(default=4, description="Responses to each prompt: its group.")
+    dynamic_rounds: NonNegativeInt = Field(
+        default=0,
+        description="Leave out groups of equal rewards and go on with the next prompts, at most so many rounds of"
+        " prompts_per_step; 0: off.",
+    )
     max_tokens: PositiveInt = Field(default=128, description="Longest response.")
     temperature: NonNegativeFloat = Field(default=1.0, description="Of sampling and of the trainer's log-probs alike.")
     top_p: Probability = Field(default=1.0, description="1: off.")

@@ -20,8 +20,12 @@ def prompt_indices(
     """
     if dataset_len < 1 or prompts_per_step < 1 or step < 0:
         raise ValueError(f"no prompts for {dataset_len=}, {prompts_per_step=}, {step=}")
-    first = step * prompts_per_step
-    indices = range(first, first + prompts_per_step)
+    return indices_from(dataset_len, seed, step * prompts_per_step, prompts_per_step, shuffle=shuffle)
+
+
+def indices_from(dataset_len: int, seed: int, first: int, count: int, *, shuffle: bool = True) -> list[tuple[int, int]]:
+    """(global prompt index, dataset index) of ``count`` prompts from global index ``first`` on."""
+    indices = range(first, first + count)
     return [(index, _dataset_index(dataset_len, seed, index, shuffle=shuffle)) for index in indices]
 
 

@@ -11,10 +11,11 @@ import numpy as np
 from pydantic import BaseModel
 
 from vime_core.backends import LossFunction, Microbatches
-from vime_core.config.schema import RunConfig
+from vime_core.config.schema import CorrectionSection, RunConfig
 from vime_core.errors import BackendError, ConfigError
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import AdvantageEstimator, Loss
+from vime_core.rl.correction import importance_factors
 from vime_core.rl.packing import pack
 from vime_core.types import Float32Array, Sample, TrainSequence
 
@@ -32,24 +33,39 @@ class Algorithm:
     estimate: Estimate
     estimate_options: BaseModel
     loss: LossFunction
+    needs_reference: bool = False
 
-    def advantages(self, samples: Sequence[Sample]) -> Float32Array:
-        """One advantage a sample, fp32 [P * G], in sample order."""
+    def advantages(self, rewards: Sequence[float]) -> Float32Array:
+        """One advantage a sample from one reward a sample, fp32 [P * G], in sample order."""
         import torch
 
         groups = self.config.sampling.samples_per_prompt
-        rewards_PG = torch.tensor([s.reward for s in samples], dtype=torch.float32).view(-1, groups)
+        rewards_PG = torch.tensor(list(rewards), dtype=torch.float32).view(-1, groups)
         return self.estimate(rewards_PG, self.estimate_options).reshape(-1).numpy()
 
-    def minibatches(self, samples: Sequence[Sample], advantages: Float32Array) -> list[list[TrainSequence]]:
+    def minibatches(
+        self,
+        samples: Sequence[Sample],
+        advantages: Float32Array,
+        reference: Sequence[Float32Array] | None = None,
+    ) -> list[list[TrainSequence]]:
         """The samples of each optimizer step, whole prompts in order, with loss weights of that step's own total."""
         from vime_core.rl.reduction import token_weights
 
         parts = _split_prompts(len(samples), self.config)
         result: list[list[TrainSequence]] = []
         for part in parts:
-            weights = token_weights(self.config.algorithm.reduction, [samples[i].loss_mask for i in part])
-            result.append([_sequence(samples[i], float(advantages[i]), w) for i, w in zip(part, weights, strict=True)])
+            weights = token_weights(
+                self.config.algorithm.reduction,
+                [samples[i].loss_mask for i in part],
+                self.config.sampling.max_tokens,
+            )
+            result.append(
+                [
+                    _sequence(samples[i], float(advantages[i]), w, None if reference is None else reference[i])
+                    for i, w in zip(part, weights, strict=True)
+                ]
+            )
         return result
 
     def microbatches(self, sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
@@ -89,6 +105,7 @@ def load_algorithm(config: RunConfig, plugins: PluginManager) -> Algorithm:
         estimate=estimator.load(),
         estimate_options=config.options("algorithm", section.advantage),
         loss=lambda batch: token_loss(batch, options),
+        needs_reference=section.reward_kl > 0 or getattr(options, "kl_coefficient", 0.0) > 0,
     )
     _try(algorithm)
     return algorithm
@@ -111,7 +128,7 @@ def _try(algorithm: Algorithm) -> None:
             code="VIME-CONFIG-010",
         ) from error
     zeros = torch.zeros(1)
-    algorithm.loss(TokenBatch(zeros, zeros, zeros))
+    algorithm.loss(TokenBatch(zeros, zeros, zeros, zeros if algorithm.needs_reference else None))
 
 
 def with_old_log_probs(
@@ -121,6 +138,28 @@ def with_old_log_probs(
     return [replace(s, old_log_probs=old) for s, old in zip(sequences, old_log_probs, strict=True)]
 
 
+def corrected(
+    section: CorrectionSection, minibatches: Sequence[Sequence[TrainSequence]], samples: Sequence[Sample]
+) -> tuple[list[list[TrainSequence]], dict[str, float]]:
+    """The minibatches with loss weights times the importance factors of their tokens, and the factors' metrics.
+
+    The sequences hold the trainer's log-probs before the update.
+    """
+    rollout = {sample.key: sample.rollout_log_probs for sample in samples}
+    flat = [sequence for part in minibatches for sequence in part]
+    found = importance_factors(
+        [sequence.old_log_probs for sequence in flat if sequence.old_log_probs is not None],
+        [rollout[sequence.key] for sequence in flat],
+        level=section.level,
+        mode=section.mode,
+        low=section.low,
+        high=section.high,
+        reject=section.reject,
+    )
+    factors = iter(found.factors)
+    return [[replace(s, weights=s.weights * next(factors)) for s in part] for part in minibatches], found.metrics
+
+
 def _split_prompts(samples: int, config: RunConfig) -> list[range]:
     prompts = samples // config.sampling.samples_per_prompt
     updates = config.algorithm.updates_per_rollout
@@ -128,7 +167,7 @@ def _split_prompts(samples: int, config: RunConfig) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
 
-def _sequence(sample: Sample, advantage: float, weights: Float32Array) -> TrainSequence:
+def _sequence(sample: Sample, advantage: float, weights: Float32Array, reference: Float32Array | None) -> TrainSequence:
     return TrainSequence(
         key=sample.key,
         tokens=sample.tokens,
@@ -136,4 +175,5 @@ def _sequence(sample: Sample, advantage: float, weights: Float32Array) -> TrainS
         advantages=np.full(len(sample.response_tokens), advantage, dtype=np.float32),
         weights=weights,
         kept=sample.kept,
+        reference_log_probs=reference,
     )

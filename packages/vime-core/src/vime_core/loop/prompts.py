@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vime_core.config.schema import RunConfig
 from vime_core.data import Dataset, Example
-from vime_core.data.order import prompt_indices
+from vime_core.data.order import indices_from, prompt_indices
 from vime_core.data.template import PromptRenderer
 from vime_core.errors import ContractViolation
 from vime_core.rl.seeds import sample_seed
@@ -53,6 +53,11 @@ class PromptStream:
     def step(self, step: int) -> list[Prompt]:
         """The prompts of a step, by prompt index."""
         chosen = prompt_indices(len(self.usable), self.seed, step, self.prompts_per_step)
+        return [self._prompt(index, self.usable[place]) for index, place in chosen]
+
+    def take(self, first: int, count: int) -> list[Prompt]:
+        """``count`` prompts from prompt index ``first`` on."""
+        chosen = indices_from(len(self.usable), self.seed, first, count)
         return [self._prompt(index, self.usable[place]) for index, place in chosen]
 
     def first(self, count: int) -> list[Prompt]:

@@ -45,6 +45,10 @@ class Resumption:
     def next_step(self) -> int:
         return self.state.next_step if self.state else 0
 
+    @property
+    def next_prompt(self) -> int:
+        return int(self.state.loop["next_prompt"]) if self.state else 0
+
 
 def open_resumption(
     directory: Path, overrides: Sequence[str], last: Mapping[str, Any] | None = None

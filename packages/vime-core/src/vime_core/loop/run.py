@@ -61,6 +61,9 @@ def _step(session: Session, step: int, start: float) -> None:
     for sink in session.sinks:
         sink.log(step, metrics)
     session.plugins.hook.vime_after_step(step=step, metrics=metrics)
+    every = session.config.algorithm.reference_update_every
+    if session.reference is not None and every and (step + 1) % every == 0:
+        session.reference.keep_reference()
     _checkpoint(session, step)
 
 
@@ -75,5 +78,6 @@ def _checkpoint(session: Session, step: int) -> None:
             weights_root=merkle_root(digest_tensors(session.trainer.weights())),
             optimizer_root=merkle_root(digest_tensors(session.trainer.optimizer_state())),
             steps_digest=session.writer.digest_before(step + 1),
+            loop={"next_prompt": session.next_prompt},
         )
         write_checkpoint(session.trainer, session.config.run.output, state)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vime_core import __version__
-from vime_core.backends import Rollout, Trainer
+from vime_core.backends import ReferenceTrainer, Rollout, Trainer
 from vime_core.config.load import resolved_table
 from vime_core.config.schema import RunConfig
 from vime_core.data.template import Tokenizer
@@ -17,6 +17,7 @@ from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.loop.algorithm import Algorithm
 from vime_core.loop.preparation import Preparation
 from vime_core.loop.prompts import PromptStream
+from vime_core.loop.reference import reference_trainer
 from vime_core.loop.resume import Resumption, plugin_entries, require_same_software, require_same_start, restore
 from vime_core.loop.scoring import Scorer, open_scorer
 from vime_core.loop.sides import Sides, open_sides, parts_of
@@ -31,7 +32,10 @@ from vime_core.types import Completion
 
 @dataclass
 class Session:
-    """Everything that a step needs. Only ``weight_version`` changes. ``first_step`` is where this process begins."""
+    """Everything that a step needs. Only ``weight_version`` and ``next_prompt`` (in the order of prompts) change.
+
+    ``first_step`` is where this process begins; ``reference`` the trainer, where a reference model is needed.
+    """
 
     config: RunConfig
     plugins: PluginManager
@@ -46,6 +50,8 @@ class Session:
     sinks: tuple[Sink, ...]
     weight_version: int = 0
     first_step: int = 0
+    next_prompt: int = 0
+    reference: ReferenceTrainer | None = None
 
     def decode(self, completions: Sequence[Completion]) -> list[str]:
         """The text of each response, without special tokens."""
@@ -65,6 +71,7 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
         writer = stack.enter_context(_writer(config, policy, plugins, resumption))
         sides = stack.enter_context(open_sides(parts))
         _record_start(writer, sides, resumption)
+        reference = reference_trainer(parts.algorithm, sides.trainer)
         version = restore(resumption, sides.trainer, sides.rollout) if resumption else 0
         first = resumption.next_step if resumption else 0
         # Closed before both sides are, which takes a while: who is killed meanwhile has a true record.
@@ -84,6 +91,8 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
                 sinks=_sinks(preparation, opened, first if resumption else None),
                 weight_version=version,
                 first_step=first,
+                next_prompt=resumption.next_prompt if resumption else 0,
+                reference=reference,
             )
         writer.finish("complete")
 

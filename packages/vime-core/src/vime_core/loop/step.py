@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vime_core.backends import NamedTensors
-from vime_core.loop.algorithm import in_order_of, with_old_log_probs
+from vime_core.loop.algorithm import corrected, in_order_of, with_old_log_probs
 from vime_core.loop.aligned import require_aligned
+from vime_core.loop.batch import step_samples
 from vime_core.loop.evaluation import evaluate, evaluation_metrics
-from vime_core.loop.generate import Generated, generate_samples
 from vime_core.loop.metrics import step_metrics
-from vime_core.loop.prompts import require_distinct_seeds, training_requests
+from vime_core.loop.reference import penalised_rewards, reference_log_probs
 from vime_core.loop.session import Session
 from vime_core.loop.taps import record_taps
 from vime_core.loop.timing import PhaseTimer
@@ -49,44 +49,67 @@ def run_step(session: Session, step: int) -> dict[str, float]:
     """Do step number ``step`` (from 0) and return its metrics."""
     timer = PhaseTimer()
     evaluation = evaluate(session, step, timer)
-    generated = _generate(session, step, timer)
+    generated = step_samples(session, step, timer)
     samples = generated.samples
+    reference = _reference(session, samples, timer)
     with timer("advantages"):
-        advantages = session.algorithm.advantages(samples)
-    updates = _train(session, step, samples, advantages, timer)
+        advantages = session.algorithm.advantages(_rewards(session, samples, reference))
+    metrics: dict[str, float] = {}
+    updates = _train(session, step, Batch(samples, advantages, reference), timer, metrics)
     weights = _update_engine(session, step, timer)
     train_log_probs = [values for update in updates for values in update.log_probs]
-    metrics = step_metrics(samples, train_log_probs, [u.result for u in updates], timer)
-    metrics |= {"reward/timed_out": float(generated.rewards_timed_out), "data/dropped": float(session.prompts.dropped)}
+    metrics |= step_metrics(samples, train_log_probs, [u.result for u in updates], timer)
+    metrics |= {
+        "reward/timed_out": float(generated.rewards_timed_out),
+        "data/dropped": float(session.prompts.dropped),
+        "data/no_signal": float(generated.left_out),
+    }
     metrics |= evaluation_metrics(evaluation)
     with timer("record"):
-        entry = _entry(session, step, samples, advantages, updates, weights, metrics, timer)
+        entry = _entry(session, step, samples, advantages, updates, weights, metrics, timer, reference)
         entry = entry.model_copy(
             update={"evaluation": sampled_digests(sample_columns(evaluation))} if evaluation else {}
         )
-        session.writer.write_step(entry, samples, train_log_probs, advantages, evaluation)
+        session.writer.write_step(entry, samples, train_log_probs, advantages, evaluation, reference)
     first = updates[0].log_probs
     require_aligned(session.config.alignment.contract, step, samples[: len(first)], first)
     return {**metrics, "time/record": timer.seconds["record"], "time/step": timer.total()}
 
 
-def _generate(session: Session, step: int, timer: PhaseTimer) -> Generated:
-    prompts = session.prompts.step(step)
-    requests = training_requests(session.config, step, prompts)
-    require_distinct_seeds(requests)
-    return generate_samples(session, prompts, requests, timer)
+@dataclass(frozen=True)
+class Batch:
+    """What a step trains on; ``reference`` are the reference model's log-probs where there is one."""
+
+    samples: list[Sample]
+    advantages: Float32Array
+    reference: list[Float32Array] | None
 
 
-def _train(
-    session: Session, step: int, samples: Sequence[Sample], advantages: Float32Array, timer: PhaseTimer
-) -> list[Update]:
-    hook = session.plugins.hook
+def _reference(session: Session, samples: Sequence[Sample], timer: PhaseTimer) -> list[Float32Array] | None:
+    if session.reference is None:
+        return None
+    with timer("reference"):
+        return reference_log_probs(session.algorithm, session.reference, samples)
+
+
+def _rewards(session: Session, samples: Sequence[Sample], reference: Sequence[Float32Array] | None) -> list[float]:
+    coefficient = session.config.algorithm.reward_kl
+    if reference is None or not coefficient:
+        return [sample.reward for sample in samples]
+    return penalised_rewards(samples, reference, coefficient)
+
+
+def _train(session: Session, step: int, batch: Batch, timer: PhaseTimer, metrics: dict[str, float]) -> list[Update]:
+    samples, hook = batch.samples, session.plugins.hook
     hook.vime_before_log_probs(step=step, trainer=session.trainer, samples=samples)
-    minibatches = session.algorithm.minibatches(samples, advantages)
+    minibatches = session.algorithm.minibatches(samples, batch.advantages, batch.reference)
     with timer("log_probs"):
         minibatches = _old_log_probs(session, samples, minibatches)
     with timer("record"):
         record_taps(session, step, samples, [sequence for part in minibatches for sequence in part])
+    if session.config.algorithm.correction.active:
+        minibatches, found = corrected(session.config.algorithm.correction, minibatches, samples)
+        metrics |= found
     hook.vime_before_train_step(step=step, trainer=session.trainer)
     return [_optimize(session, sequences, timer) for sequences in minibatches]
 
@@ -148,6 +171,7 @@ def _entry(
     weights: Digests,
     metrics: dict[str, float],
     timer: PhaseTimer,
+    reference: Sequence[Float32Array] | None,
 ) -> StepEntry:
     digests = step_digests(samples, np.asarray(advantages))
     optimizer = digest_tensors(session.trainer.optimizer_state())
@@ -158,6 +182,7 @@ def _entry(
         tokens=digests.tokens,
         rollout_log_probs=digests.rollout_log_probs,
         rewards=digests.rewards,
+        reference_log_probs="" if reference is None else log_prob_digest([s.key for s in samples], reference),
         advantages=digests.advantages,
         updates=tuple(update.entry for update in updates),
         weights=weights,

@@ -16,6 +16,7 @@ from vime_core.record.digest import merkle_root
 from vime_core.record.layout import EVALUATION, SAMPLES, STEPS, evaluation_path, samples_path
 from vime_core.record.samples import (
     Columns,
+    reference_digest,
     require_order,
     sample_keys,
     sampled_digests,
@@ -130,6 +131,8 @@ def _sample_findings(entry: StepEntry, columns: Columns) -> Iterator[str]:
     for stage, digest in asdict(stage_digests(columns)).items():
         if getattr(entry, stage) != digest:
             yield f"the digest of {_spoken(stage)} is not that of the stored samples"
+    if entry.reference_log_probs != reference_digest(columns):
+        yield "the digest of reference log-probs is not that of the stored samples"
     for number, update in enumerate(entry.updates):
         if update.train_log_probs != update_log_prob_digest(columns, number):
             yield f"update {number}: the digest of train log-probs is not that of the stored samples"

@@ -5,7 +5,7 @@ Plain encoding: log-probs hardly repeat, and no dictionary has to decide whether
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from vime_core.errors import RecordError
-from vime_core.record.samples import FIELDS, Column, Columns, Field
+from vime_core.record.samples import FIELDS, REFERENCE, Column, Columns, Field
 
 _ARROW_NAMES: Final = {"float32": "float", "float64": "double"}
 
@@ -23,6 +23,7 @@ def to_parquet(columns: Columns, fields: Sequence[Field] = FIELDS) -> bytes:
     """Columns as a Parquet file: a step's, or those of ``fields``."""
     pa, pq = _pyarrow()
     sink = BytesIO()
+    fields = _with_reference(fields, columns)
     table = pa.table({field.name: _to_arrow(field, columns[field.name]) for field in fields})
     pq.write_table(table, sink, compression="zstd", compression_level=1, use_dictionary=False)
     return sink.getvalue()
@@ -43,8 +44,14 @@ def from_parquet(path: Path, fields: Sequence[Field] = FIELDS) -> dict[str, Colu
             remedy="Take the record from its source again; this file is missing or damaged.",
             code="VIME-RECORD-006",
         ) from error
+    fields = _with_reference(fields, table.column_names)
     _require_schema(table, path, fields)
     return {field.name: _from_arrow(field, table.column(field.name).combine_chunks()) for field in fields}
+
+
+def _with_reference(fields: Sequence[Field], names: Container[str]) -> list[Field]:
+    """The fields of a step, with the reference model's where it is there."""
+    return [*fields, *([REFERENCE] if REFERENCE.name in names else [])]
 
 
 def _pyarrow() -> tuple[Any, Any]:

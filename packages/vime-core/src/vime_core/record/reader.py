@@ -14,7 +14,7 @@ from vime_core.errors import RecordError
 from vime_core.record.check import RecordCheck, check_record
 from vime_core.record.layout import MANIFEST, METRICS, STEPS, evaluation_path, samples_path
 from vime_core.record.parquet import from_parquet
-from vime_core.record.samples import SAMPLE_FIELDS, Column, require_order, sample_keys, samples_from
+from vime_core.record.samples import REFERENCE, SAMPLE_FIELDS, Column, require_order, sample_keys, samples_from
 from vime_core.record.schema import FORMAT, Manifest, StepEntry
 from vime_core.record.seal import read_seal
 from vime_core.record.strict_json import damaged, loads, parse, validated
@@ -26,13 +26,14 @@ class StepSamples:
     """A step's samples with what training made of them, all in sample order.
 
     ``advantages`` is fp32 [N]; ``updates`` numbers the optimizer step of each sample; ``train_log_probs`` is fp32 [R]
-    a sample.
+    a sample, and so is ``reference_log_probs``, empty where there is no reference model.
     """
 
     samples: list[Sample]
     advantages: Float32Array
     updates: tuple[int, ...]
     train_log_probs: tuple[Float32Array, ...]
+    reference_log_probs: tuple[Float32Array, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class RunRecord:
             advantages=columns["advantage"].values,
             updates=tuple(columns["update"].values.tolist()),
             train_log_probs=tuple(columns["train_log_probs"].rows()),
+            reference_log_probs=tuple(columns[REFERENCE.name].rows()) if REFERENCE.name in columns else (),
         )
 
     def samples(self, step: int) -> list[Sample]:

@@ -68,6 +68,8 @@ TRAIN_FIELDS: Final = (
     Field("train_log_probs", "float32", "list"),
 )
 FIELDS: Final = (*SAMPLE_FIELDS, *TRAIN_FIELDS)
+REFERENCE: Final = Field("reference_log_probs", "float32", "list")
+"""Only where a run has a reference model."""
 
 PROMPT_COLUMNS: Final = ("dataset_index", "prompt_tokens", "seed")
 TOKEN_COLUMNS: Final = (
@@ -127,6 +129,13 @@ def update_log_prob_digest(columns: Columns, update: int) -> str:
     return log_prob_digest([keys[i] for i in chosen], [rows[i] for i in chosen])
 
 
+def reference_digest(columns: Columns) -> str:
+    """`log_prob_digest` of the reference model; empty where there is none."""
+    if REFERENCE.name not in columns:
+        return ""
+    return log_prob_digest(sample_keys(columns), columns[REFERENCE.name].rows())
+
+
 def sample_keys(columns: Columns) -> list[SampleKey]:
     """(prompt index, sample index) of each sample."""
     return list(zip(columns["prompt_index"].values.tolist(), columns["sample_index"].values.tolist(), strict=True))
@@ -151,9 +160,11 @@ def train_columns(
     advantages: Float32Array,
     updates: Sequence[int],
     train_log_probs: Sequence[Float32Array],
+    reference: Sequence[Float32Array] | None = None,
 ) -> dict[str, Column]:
     """What training added: advantage, number of the optimizer step, and log-probs of each sample."""
-    return {
+    extra = {} if reference is None else {REFERENCE.name: _float_lists(REFERENCE.name, keys, reference)}
+    return extra | {
         "advantage": _advantages(advantages, len(keys)),
         "update": Column(np.asarray(updates, dtype=np.int64)),
         "train_log_probs": _float_lists("train_log_probs", keys, train_log_probs),

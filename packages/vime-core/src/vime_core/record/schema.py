@@ -101,6 +101,8 @@ class StepEntry(Entry):
     tokens: str
     rollout_log_probs: str
     rewards: str
+    reference_log_probs: str = ""
+    """Of the reference model, all samples; empty where there is none."""
     advantages: str
     updates: tuple[UpdateEntry, ...]
     weights: Digests

@@ -132,6 +132,7 @@ class RecordWriter:
         train_log_probs: Sequence[Float32Array],
         advantages: Float32Array,
         evaluation: Sequence[Sample] = (),
+        reference: Sequence[Float32Array] | None = None,
     ) -> None:
         """Write a step: its samples' file and that of its evaluation, then its line.
 
@@ -141,6 +142,7 @@ class RecordWriter:
             train_log_probs: fp32 [R] a sample, of the training forward.
             advantages: fp32 [N], one a sample.
             evaluation: responses of the evaluation before the step, in order; none when none was due.
+            reference: fp32 [R] a sample, of the reference model where there is one.
 
         Raises:
             RecordError: something doesn't fit together, or the disk is full or refuses; earlier steps stay valid.
@@ -153,7 +155,7 @@ class RecordWriter:
         self._require_next(entry)
         updates = samples_of_updates(entry, len(samples))
         keys = [sample.key for sample in samples]
-        columns = sample_columns(samples) | train_columns(keys, advantages, updates, train_log_probs)
+        columns = sample_columns(samples) | train_columns(keys, advantages, updates, train_log_probs, reference)
         evaluated = sample_columns(evaluation) if evaluation else None
         findings = [*entry_findings(entry, columns), *evaluation_findings(entry, evaluated)]
         if findings:

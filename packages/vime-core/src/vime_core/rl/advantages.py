@@ -28,6 +28,62 @@ class RlooOptions(Options):
     """`rloo` has no options."""
 
 
+class DrGrpoOptions(Options):
+    """`dr_grpo` has no options."""
+
+
+class ReinforceOptions(Options):
+    """Options of `reinforce_plus_plus` and `reinforce_plus_plus_baseline`."""
+
+    eps: float = Field(1e-6, gt=0, allow_inf_nan=False, description="Added to the batch's standard deviation.")
+
+
+def dr_grpo(rewards_PG: Tensor, options: DrGrpoOptions) -> Tensor:  # noqa: ARG001
+    """``r - mean`` of the group. With ``algorithm.reduction = "constant"`` it is Dr. GRPO.
+
+    Source: Understanding R1-Zero-like training (arXiv 2503.20783), section 3.2.
+
+    Raises:
+        ValueError: rewards are not fp32 [P, G] with G of at least 2.
+        DataError: a reward is not finite.
+    """
+    return grpo(rewards_PG, GrpoOptions.model_validate({"normalise_std": False}))
+
+
+def reinforce_plus_plus(rewards_PG: Tensor, options: ReinforceOptions) -> Tensor:
+    """``(r - mean) / (std + eps)`` over the whole batch; groups do not matter. The divisor of the variance is N - 1.
+
+    Source: REINFORCE++ (arXiv 2501.03262), section 3: the batch as the baseline.
+
+    Raises:
+        ValueError: rewards are not fp32 [P, G] with G of at least 2.
+        DataError: a reward is not finite.
+    """
+    return _normalised(_checked(rewards_PG).double(), options.eps)
+
+
+def reinforce_plus_plus_baseline(rewards_PG: Tensor, options: ReinforceOptions) -> Tensor:
+    """``r - mean`` of the group, then divided by the standard deviation of these over the whole batch.
+
+    Source: REINFORCE++ (arXiv 2501.03262), the variant with a group baseline.
+
+    Raises:
+        ValueError: rewards are not fp32 [P, G] with G of at least 2.
+        DataError: a reward is not finite.
+    """
+    rewards = _checked(rewards_PG).double()
+    centred = rewards - (_group_sum(rewards) / rewards.shape[1])[:, None]
+    return _normalised(centred, options.eps)
+
+
+def _normalised(values_PG: Tensor, eps: float) -> Tensor:
+    """fp32 [P, G]: centred and scaled over all values, summed in (prompt, sample) order in fp64."""
+    flat = values_PG.reshape(1, -1)
+    centred = flat - (_group_sum(flat) / flat.shape[1])[:, None]
+    std = torch.sqrt(_group_sum(centred * centred) / (flat.shape[1] - 1))
+    return (centred / (std + eps)[:, None]).reshape(values_PG.shape).float()
+
+
 def grpo(rewards_PG: Tensor, options: GrpoOptions) -> Tensor:
     """Group-relative advantage: ``(r - mean) / (std + eps)``, or ``r - mean`` without ``normalise_std``.
 

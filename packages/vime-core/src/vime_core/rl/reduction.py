@@ -15,17 +15,19 @@ import numpy as np
 from vime_core.errors import DataError
 from vime_core.types import Float32Array
 
-Reduction = Literal["token", "sample"]
+Reduction = Literal["token", "sample", "constant"]
 
 
-def token_weights(reduction: Reduction, loss_masks: Sequence[Sequence[bool]]) -> list[Float32Array]:
+def token_weights(reduction: Reduction, loss_masks: Sequence[Sequence[bool]], longest: int = 0) -> list[Float32Array]:
     """Weights of the response tokens of a whole batch, in the order of its samples.
 
     Args:
         reduction: ``token``: 1 / (tokens in the batch), every token counts alike (DAPO, arXiv 2503.14476, section 3.3);
             ``sample``: 1 / (samples * tokens of the sample), every sample counts alike (GRPO, arXiv 2402.03300,
-            equation 3).
+            equation 3); ``constant``: 1 / (samples * longest), whatever was sampled (Dr. GRPO, arXiv 2503.20783,
+            section 3.2).
         loss_masks: for each sample [R] which response tokens count; "tokens" above are those that do.
+        longest: tokens of the longest response that sampling allows, for ``constant``.
 
     Returns:
         fp32 [R] for each sample, 0 where the mask is False; the quotient is computed in fp64 and rounded once. A
@@ -42,7 +44,8 @@ def token_weights(reduction: Reduction, loss_masks: Sequence[Sequence[bool]]) ->
             code="VIME-DATA-030",
         )
     total, samples = sum(counts), len(counts)
-    denominators = [total if reduction == "token" else samples * count for count in counts]
+    by_reduction = {"token": [total] * samples, "sample": [samples * count for count in counts]}
+    denominators = by_reduction.get(reduction, [samples * longest] * samples)
     return [_weights(mask, denominator) for mask, denominator in zip(loss_masks, denominators, strict=True)]
 
 

@@ -19,6 +19,7 @@ Stage = Literal[
     "tokens",
     "rollout log-probs",
     "rewards",
+    "reference log-probs",
     "advantages",
     "updates",
     "train log-probs",

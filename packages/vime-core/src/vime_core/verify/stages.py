@@ -68,7 +68,7 @@ def _evaluated(record: RunRecord, step: int) -> StepSamples:
 
 def first_unequal(pair: StepPair) -> Found | None:
     """The first unequal result of a step, or None when every digest of it is equal."""
-    for find in (_evaluation, _prompts, _tokens, _rollout_log_probs, _rewards, _advantages, _updates):
+    for find in (_evaluation, _prompts, _tokens, _rollout_log_probs, _rewards, _reference, _advantages, _updates):
         if found := find(pair):
             return found
     return _state(pair)
@@ -189,6 +189,16 @@ def _rewards(pair: StepPair) -> Found | None:
         return None
     a, b = (np.array([s.reward for s in side.samples]) for side in (pair.samples_a, pair.samples_b))
     return _per_sample(Place("rewards", pair.step), "reward", pair.keys, a, b) or _contradiction(pair, "rewards")
+
+
+def _reference(pair: StepPair) -> Found | None:
+    if pair.entry_a.reference_log_probs == pair.entry_b.reference_log_probs:
+        return None
+    place = Place("reference log-probs", pair.step)
+    a, b = (list(side.reference_log_probs) for side in (pair.samples_a, pair.samples_b))
+    if bool(a) != bool(b):
+        return Found(place, "one run has no reference model", Size(1, 1, "stages"), "config")
+    return _log_probs(place, "trainer forward", pair.keys, a, b) or _contradiction(pair, "reference log-probs")
 
 
 def _advantages(pair: StepPair) -> Found | None:

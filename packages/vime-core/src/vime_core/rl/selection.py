@@ -1,0 +1,27 @@
+"""Which samples are trained on: groups with a signal, and responses that were not cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vime_core.types import Sample
+
+
+def informative(group: Sequence[Sample]) -> bool:
+    """Whether rewards of a prompt's samples differ: only then has a group-relative advantage a signal.
+
+    Source: DAPO (arXiv 2503.14476), section 3.2.
+    """
+    return len({sample.reward for sample in group}) > 1
+
+
+def without_overlong(samples: Sequence[Sample]) -> list[Sample]:
+    """The same samples; of a response that ran into its limit no token is trained on.
+
+    Source: overlong filtering, DAPO (arXiv 2503.14476), section 3.4.
+    """
+    return [
+        replace(sample, loss_mask=(False,) * len(sample.loss_mask)) if sample.finish_reason == "length" else sample
+        for sample in samples
+    ]
