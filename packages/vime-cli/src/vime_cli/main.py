@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run")(run.run)
+app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run.run)
 app.add_typer(verify.app, name="verify")
 app.command("diff")(diff.diff)
 app.command("doctor")(doctor.doctor)

@@ -106,7 +106,7 @@ def save_checkpoint(directory: Path, optimization: Optimization, who: Identity) 
                 code="VIME-RECORD-040",
             )
         (directory / TENSORS).mkdir()
-        with cuda_bridge(), _without_helper_process():
+        with cuda_bridge(), without_helper_process():
             dist_checkpointing.save(_state(optimization, loading=False), str(directory / TENSORS))
         _write_marker(directory, who)
     except WRITE_ERRORS as error:
@@ -136,8 +136,8 @@ def load_checkpoint(directory: Path, optimization: Optimization, who: Identity) 
 
 
 @contextmanager
-def _without_helper_process() -> Generator[None]:
-    """Megatron spawns a process, which imports the main module again, for a queue that only asynchronous saves need."""
+def without_helper_process() -> Generator[None]:
+    """For saves: Megatron spawns a process, which imports the main module again, for a queue of asynchronous saves."""
     plain: queue.Queue[Any] = queue.Queue()
     with patch.object(filesystem_async, "get_write_results_queue", lambda: plain):
         yield

@@ -88,6 +88,7 @@ def build_model(
     context: int,
     tensor_parallel: int = 1,
     deterministic: bool = False,
+    load: bool = True,
     make: Callable[[TransformerConfig, Blueprint, int], PolicyModel] = PolicyModel,
 ) -> PolicyModel:
     """Build the model and load the directory's weights, rounded to ``dtype``, on this process's device.
@@ -96,6 +97,7 @@ def build_model(
         dtype: a key of `DTYPES`.
         context: most tokens of one sequence.
         deterministic: Megatron's ``deterministic_mode``.
+        load: take the directory's weights; else they are whatever memory held.
         make: `PolicyModel`, or what stands in its place.
 
     Raises:
@@ -110,7 +112,8 @@ def build_model(
     config = _transformer_config(blueprint, DTYPES[dtype], tensor_parallel, deterministic)
     with unchanged_environment(), cuda_bridge():
         model = make(config, blueprint, context)
-    _load(model, directory, blueprint)
+    if load:
+        _load(model, directory, blueprint)
     for parameter in model.parameters():  # the rotary table, a buffer, stays fp32
         if not getattr(parameter, KEEPS_DTYPE, False):
             parameter.data = parameter.data.to(DTYPES[dtype])

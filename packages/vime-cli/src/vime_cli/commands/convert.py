@@ -8,14 +8,10 @@ from typing import Annotated
 import typer
 
 from vime_cli.arguments import Json
+from vime_cli.flags import pairs
 from vime_cli.output import print_json
 
 app = typer.Typer(help="Convert checkpoints.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Keep the conversions subcommands while there is only one."""
 
 
 @app.command("gguf-to-hf")
@@ -32,4 +28,36 @@ def gguf_to_hf(
         print_json({"directory": str(output), "summary": str(converted)})
     else:
         print(converted)
+    return 0
+
+
+TORCH_DIST = "vime_megatron.conversion.torch_dist"
+
+
+@app.command("hf-to-torch-dist", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def hf_to_torch_dist(
+    context: typer.Context,
+    source: Annotated[Path, typer.Option("--hf-checkpoint", help="The HF directory.", show_default=False)],
+    output: Annotated[Path, typer.Option("--save", help="The directory to write; must not exist.", show_default=False)],
+) -> int:
+    """Write a HF model as a Megatron torch_dist checkpoint and check what was written, tensor by tensor.
+
+    Megatron's model flags (--num-layers 24 ...) may follow: one that contradicts the checkpoint is refused.
+    """
+    from vime_core.plugins.types import load_attribute
+
+    flags = dict(pairs(context.args))
+    print(load_attribute(f"{TORCH_DIST}:to_torch_dist", "hf-to-torch-dist")(source, output, flags))
+    return 0
+
+
+@app.command("torch-dist-to-hf")
+def torch_dist_to_hf(
+    source: Annotated[Path, typer.Argument(help="What hf-to-torch-dist wrote.", show_default=False)],
+    output: Annotated[Path, typer.Argument(help="The HF directory to write; must not exist.", show_default=False)],
+) -> int:
+    """Write a torch_dist checkpoint as a HF model and check what was written, tensor by tensor."""
+    from vime_core.plugins.types import load_attribute
+
+    print(load_attribute(f"{TORCH_DIST}:to_hf_directory", "torch-dist-to-hf")(source, output))
     return 0

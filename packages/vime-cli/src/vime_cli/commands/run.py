@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vime_cli.arguments import Json, Set
+from vime_cli.flags import overrides_of
 from vime_cli.output import print_json, show_progress
 from vime_core.errors import ConfigError
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def run(
+    context: typer.Context,
     configs: Annotated[
         list[Path] | None, typer.Argument(help="TOML files, overlaid left to right.", show_default=False)
     ] = None,
@@ -34,7 +37,8 @@ def run(
 ) -> int:
     """Train with RL as CONFIGS say, and write a run record.
 
-    With --resume RUN, and without CONFIGS, the run of that record goes on.
+    With --resume RUN, and without CONFIGS, the run of that record goes on. --deterministic-mode and
+    any --vllm-NAME VALUE are keys of the configuration under the field's names.
     Exit code 0: the run is complete. 2: the configuration or the machine does not allow it. 3: a backend failed.
     """
     show_progress(logging.WARNING if as_json else logging.INFO)
@@ -47,11 +51,13 @@ def run(
     if as_json:
         last["run"]["sinks"] = ["jsonl"]
     resumption = None
+    configs, switches = _apart(configs, context.args)
+    overrides = [*(overrides or []), *switches]
     if resume is not None:
         _refuse_beside_resume(configs, output)
-        config, plugins, resumption = open_resumption(resume, overrides or [], last)
+        config, plugins, resumption = open_resumption(resume, overrides, last)
     else:
-        config, plugins = load_config(_given(configs), overrides or [], last)
+        config, plugins = load_config(_given(configs), overrides, last)
     if dry_run:
         _require_ready(config, plugins, resuming=resumption is not None)
         return _print_resolved(config, as_json=as_json)
@@ -74,6 +80,20 @@ def _require_ready(config: RunConfig, plugins: PluginManager, *, resuming: bool)
     for finding in require_ready(preparation, RESUME if resuming else RUN):
         if finding.severity == "warning":
             print(finding, file=sys.stderr)
+
+
+def _apart(configs: list[Path] | None, extra: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Files before the first switch that is none of our own options, and what the switches ask for."""
+    from vime_core.plugins.manager import PluginManager
+    from vime_core.plugins.types import RolloutEngine
+
+    files = [str(file) for file in configs or []]
+    first = next((i for i, file in enumerate(files) if file.startswith("--")), len(files))
+    arguments = [*files[first:], *extra]
+    if not arguments:
+        return [Path(file) for file in files], []
+    engine = PluginManager.discover().find(RolloutEngine, "vllm", field_name="rollout.backend")
+    return [Path(file) for file in files[:first]], overrides_of(arguments, engine.options_class().model_fields)
 
 
 def _given(configs: list[Path] | None) -> list[Path]:

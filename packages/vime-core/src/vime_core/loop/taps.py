@@ -34,7 +34,8 @@ def record_taps(session: Session, step: int, samples: Sequence[Sample], sequence
             remedy="Leave out run.taps, or use backends that keep an alignment contract.",
             code="VIME-PLUGIN-033",
         )
-    requests = {r.key: r for r in training_requests(session.config, step, session.prompts.step(step))}
+    prompts = [session.prompts.take(index, 1)[0] for index in sorted({sample.prompt_index for sample in samples})]
+    requests = {r.key: r for r in training_requests(session.config, step, prompts)}
     by_key = {sequence.key: sequence for sequence in sequences}
     for sample in samples:
         if sample.key in chosen:

@@ -1,0 +1,251 @@
+"""HF model directories to Megatron's torch_dist checkpoints and back, each proved by digest after it was written.
+
+Layout, as Megatron's own tools read it::
+
+    latest_checkpointed_iteration.txt   "release"
+    release/                            the model's tensors (megatron.core.dist_checkpointing)
+    vime.json                           digest of each tensor by HF name, their root, the dtype
+    hf/                                 config.json and tokenizer, for the way back
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from megatron.core import dist_checkpointing
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vime_core.config.schema import PluginsSection
+from vime_core.errors import ConfigError
+from vime_core.record.digest import digest_tensors, merkle_root
+from vime_megatron.checkpoint import without_helper_process
+from vime_megatron.cpu_bridge import cuda_bridge
+from vime_megatron.mapping import to_hf
+from vime_megatron.model import PolicyModel, build_model
+from vime_megatron.model_directory import ModelDirectory, read_model_directory
+from vime_megatron.parallel import Ranks, process_groups
+from vime_megatron.quiet import silence_megatron
+from vime_megatron.structures.registry import find_structure
+from vime_megatron.structures.types import Blueprint
+
+FORMAT: Final = "vime-torch-dist/1"
+RELEASE: Final = "release"
+NOTE: Final = "vime.json"
+HF: Final = "hf"
+WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".gguf")
+NAMES: Final[Mapping[torch.dtype, str]] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+class Note(BaseModel):
+    """``vime.json``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: str
+    dtype: str
+    digests: Mapping[str, str]
+    root: str
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written, how many tensors, and the Merkle root of their digests by HF name."""
+
+    path: Path
+    tensors: int
+    root: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.tensors} tensors, root {self.root}; read back and equal"
+
+
+def to_torch_dist(source: Path, output: Path, flags: Mapping[str, str | None] | None = None) -> Converted:
+    """Write a HF model directory as a torch_dist checkpoint, read it back, and compare every tensor's digest.
+
+    Args:
+        source: HF directory in bf16 or fp32.
+        output: the directory to make; it must not exist.
+        flags: Megatron's model flags, ``--num-layers`` to ``24``; they must agree with the source's ``config.json``.
+
+    Raises:
+        ConfigError: ``output`` exists, the source is unusable, a flag contradicts it, or what was written differs.
+    """
+    _refuse_existing(output)
+    directory = read_model_directory(source)
+    require_agreement(flags or {}, directory)
+    weights = {name: t for name, t in directory.load().items() if not name.endswith("rotary_emb.inv_freq")}
+    dtype = _dtype(weights, source)
+    with _built(directory, dtype) as (model, blueprint):
+        wanted = _digests(model, blueprint)
+        (output / RELEASE).mkdir(parents=True)
+        with cuda_bridge(), without_helper_process():
+            dist_checkpointing.save(_sharded(model), str(output / RELEASE))
+        _copy_rest(source, output / HF)
+        note = Note(format=FORMAT, dtype=dtype, digests=wanted, root=merkle_root(wanted))
+        (output / NOTE).write_text(note.model_dump_json(indent=2) + "\n")
+        (output / "latest_checkpointed_iteration.txt").write_text(RELEASE)
+        _load(model, output)
+        _require_equal(wanted, _digests(model, blueprint), output)
+    held = {name: digest for name, digest in digest_tensors(iter(weights.items())).items() if name in wanted}
+    _require_equal({name: wanted[name] for name in held}, held, source)
+    return Converted(output, len(wanted), note.root)
+
+
+def to_hf_directory(source: Path, output: Path) -> Converted:
+    """Write a checkpoint that `to_torch_dist` made as a HF directory, read it back, and compare every digest.
+
+    Raises:
+        ConfigError: ``output`` exists, or the checkpoint is no such one or damaged.
+    """
+    _refuse_existing(output)
+    note = _read_note(source)
+    directory = ModelDirectory(source / HF, json.loads((source / HF / "config.json").read_text()), {})
+    with _built(directory, note.dtype, empty=True) as (model, blueprint):
+        _load(model, source)
+        weights = {name: tensor.clone() for name, tensor in _named(model, blueprint)}
+        _require_equal(note.digests, digest_tensors(iter(weights.items())), source)
+    shutil.copytree(source / HF, output)
+    save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
+    written = read_model_directory(output).load()
+    _require_equal(note.digests, digest_tensors((name, written[name]) for name in weights), output)
+    return Converted(output, len(weights), note.root)
+
+
+FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "--num-layers": ("num_hidden_layers",),
+    "--hidden-size": ("hidden_size",),
+    "--ffn-hidden-size": ("intermediate_size",),
+    "--num-attention-heads": ("num_attention_heads",),
+    "--num-query-groups": ("num_key_value_heads",),
+    "--kv-channels": ("head_dim",),
+    "--vocab-size": ("vocab_size",),
+    "--max-position-embeddings": ("max_position_embeddings",),
+    "--norm-epsilon": ("rms_norm_eps",),
+    "--rotary-base": ("rope_theta", "rope_parameters.rope_theta"),
+}
+"""Megatron's flags with a value, and where a ``config.json`` says the same."""
+
+
+def require_agreement(flags: Mapping[str, str | None], directory: ModelDirectory) -> None:
+    """Raise ConfigError for the first flag that says something else than ``config.json``."""
+    for flag, value in flags.items():
+        for key in FLAGS.get(flag, ()):
+            held = _looked_up(directory.config, key)
+            if held is not None and float(held) != _number(flag, value):
+                raise ConfigError(
+                    f"{flag} {value} contradicts {key} = {held} of {str(directory.path / 'config.json')!r}",
+                    remedy="Leave the flag out, or name the checkpoint that it belongs to.",
+                    code="VIME-CONFIG-058",
+                )
+
+
+def _number(flag: str, value: str | None) -> float:
+    try:
+        return float(value or "")
+    except ValueError as error:
+        raise ConfigError(
+            f"{flag} {value or ''} is no number", remedy="Give the flag its number.", code="VIME-CONFIG-058"
+        ) from error
+
+
+def _looked_up(config: Mapping[str, Any], key: str) -> Any:
+    found: Any = config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+@contextmanager
+def _built(directory: ModelDirectory, dtype: str, *, empty: bool = False) -> Generator[tuple[PolicyModel, Blueprint]]:
+    silence_megatron()
+    structure = find_structure(directory.model_type, PluginsSection())
+    blueprint = structure.blueprint(directory.config)
+    with process_groups(Ranks(), 1):
+        yield build_model(directory, blueprint, dtype=dtype, context=blueprint.context, load=not empty), blueprint
+
+
+def _sharded(model: PolicyModel) -> dict[str, Any]:
+    module: Any = model
+    return {"model": module.sharded_state_dict()}
+
+
+def _load(model: PolicyModel, source: Path) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    try:
+        with cuda_bridge():
+            loaded: Any = dist_checkpointing.load(_sharded(model), str(source / RELEASE))
+    except Exception as error:  # whatever Megatron, torch or the file system make of a damaged file
+        raise _damaged(source, f"its tensors cannot be read: {error}") from error
+    model.load_state_dict(loaded["model"], strict=True)
+
+
+def _named(model: PolicyModel, blueprint: Blueprint) -> Any:
+    return to_hf({name: parameter.detach() for name, parameter in model.named_parameters()}, blueprint.rules)
+
+
+def _digests(model: PolicyModel, blueprint: Blueprint) -> dict[str, str]:
+    return dict(digest_tensors(_named(model, blueprint)))
+
+
+def _dtype(weights: Mapping[str, Tensor], source: Path) -> str:
+    dtypes = {tensor.dtype for tensor in weights.values()}
+    if len(dtypes) != 1 or next(iter(dtypes)) not in NAMES:
+        raise ConfigError(
+            f"the weights in {str(source)!r} are of {sorted(map(str, dtypes))}, not all bfloat16 or all float32",
+            remedy="Convert them to one of the two first.",
+            code="VIME-CONFIG-059",
+        )
+    return NAMES[next(iter(dtypes))]
+
+
+def _copy_rest(source: Path, target: Path) -> None:
+    target.mkdir()
+    for file in source.iterdir():
+        if file.is_file() and not file.name.endswith(WEIGHTS):
+            shutil.copy2(file, target / file.name)
+
+
+def _read_note(source: Path) -> Note:
+    try:
+        note = Note.model_validate_json((source / NOTE).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise _damaged(source, f"it has no readable {NOTE}: {str(error).splitlines()[0]}") from error
+    if note.format != FORMAT:
+        raise _damaged(source, f"it has format {note.format!r}, not {FORMAT!r}")
+    return note
+
+
+def _require_equal(wanted: Mapping[str, str], found: Mapping[str, str], where: Path) -> None:
+    unequal = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if unequal or not wanted:
+        raise _damaged(where, f"{len(unequal)} of {len(wanted)} tensors differ, first {unequal[:1]}")
+
+
+def _damaged(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{str(path)!r} is no sound checkpoint: {what}",
+        remedy="Check the disk, remove the directory and convert again.",
+        code="VIME-CONFIG-064",
+    )
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists():
+        raise ConfigError(
+            f"output {str(output)!r} exists",
+            remedy="Name a directory that does not exist yet.",
+            code="VIME-CONFIG-047",
+        )

@@ -1,0 +1,79 @@
+"""HF to torch_dist and back: the same bits, and damage or contradiction is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vime_core.errors import ConfigError
+from vime_megatron.conversion.torch_dist import to_hf_directory, to_torch_dist
+from vime_megatron.model_directory import read_model_directory
+from vime_megatron.testing import unequal
+
+
+@pytest.fixture(scope="module")
+def converted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("converted") / "dist"
+    said = to_torch_dist(llama, output, {"--num-layers": "2", "--hidden-size": "48", "--swiglu": None})
+    assert said.tensors > 10
+    assert said.root in str(said)
+    return output
+
+
+def test_there_and_back_is_the_same_bits(llama: Path, converted: Path, tmp_path: Path) -> None:
+    back = to_hf_directory(converted, tmp_path / "hf")
+    first, second = read_model_directory(llama), read_model_directory(tmp_path / "hf")
+    assert unequal(first.load(), second.load()) == []
+    assert first.config == second.config
+    assert back.root == json.loads((converted / "vime.json").read_text())["root"]
+    assert (converted / "latest_checkpointed_iteration.txt").read_text() == "release"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_other_structures_and_bf16(model_type: str, save_hf: Callable[..., Any], tmp_path: Path) -> None:
+    model, directory = save_hf(model_type)
+    model.bfloat16().save_pretrained(directory)
+    to_torch_dist(directory, tmp_path / "dist")
+    to_hf_directory(tmp_path / "dist", tmp_path / "hf")
+    assert unequal(read_model_directory(directory).load(), read_model_directory(tmp_path / "hf").load()) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--num-layers", "24", r"--num-layers 24 contradicts num_hidden_layers = 2"),
+        ("--rotary-base", "12345", r"--rotary-base 12345 contradicts rope"),
+        ("--norm-epsilon", "1e-5", r"--norm-epsilon 1e-5 contradicts rms_norm_eps"),
+    ],
+)
+def test_a_flag_that_contradicts_the_checkpoint_is_named(
+    flag: str, value: str, says: str, llama: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        to_torch_dist(llama, tmp_path / "dist", {flag: value})
+    assert not (tmp_path / "dist").exists()
+
+
+def test_an_output_that_exists_is_refused(llama: Path, converted: Path) -> None:
+    for convert in (lambda: to_torch_dist(llama, converted), lambda: to_hf_directory(converted, llama)):
+        with pytest.raises(ConfigError, match="exists"):
+            convert()
+
+
+def test_a_changed_tensor_is_found(llama: Path, tmp_path: Path) -> None:
+    to_torch_dist(llama, tmp_path / "dist")
+    file = max((tmp_path / "dist" / "release").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ConfigError, match="no sound checkpoint"):
+        to_hf_directory(tmp_path / "dist", tmp_path / "hf")
+
+
+def test_what_is_no_checkpoint_is_refused(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no readable vime.json"):
+        to_hf_directory(llama, tmp_path / "hf")
