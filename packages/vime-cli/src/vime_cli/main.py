@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import typer
 
-from vime_cli.commands import convert, diff, doctor, plugins, run, verify
+from vime_cli.commands import convert, diff, doctor, plugins, report, run, verify
 from vime_cli.foreign import unexpected, usage_error
 from vime_cli.output import document_only, print_error, print_interruption
 from vime_cli.signals import taking_signals
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run.run)
 app.add_typer(verify.app, name="verify")
 app.command("diff")(diff.diff)
+app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 app.add_typer(convert.app, name="convert")
 app.add_typer(plugins.app, name="plugins")

@@ -147,6 +147,7 @@ def vime_contracts() -> Iterable[ContractEntry]:
 def vime_metric_sinks() -> Iterable[MetricSink]:
     yield MetricSink("console", "One line a step.", "vime_core.sinks.console:open_sink")
     yield MetricSink("jsonl", "metrics.jsonl in the record.", "vime_core.sinks.jsonl:open_sink")
+    yield MetricSink("tensorboard", "TensorBoard event files in the record.", "vime_core.sinks.tensorboard:open_sink")
 
 
 @hookimpl

@@ -1,0 +1,1 @@
+"""``vime report``: a run record as one HTML page that needs nothing else."""

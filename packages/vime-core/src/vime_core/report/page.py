@@ -1,0 +1,164 @@
+"""The page: what the run was, what its record says of itself, curves, time, environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any, Final, cast
+
+from vime_core.errors import RecordError
+from vime_core.record.check import RecordCheck
+from vime_core.record.files import write_whole
+from vime_core.record.reader import RunRecord
+from vime_core.report.chart import Points, chart
+
+MISMATCH: Final = "train_rollout_logprob_abs_diff"
+CURVES: Final[Mapping[str, tuple[str, ...]]] = {
+    "Reward": ("reward/mean", "reward/min", "reward/max"),
+    "Evaluation reward": ("evaluation/reward",),
+    "|train - rollout log-prob|": (f"{MISMATCH}/max", MISMATCH),
+    "Entropy (nats a token)": ("rollout/entropy",),
+    "Loss": ("train/loss",),
+    "Gradient norm": ("train/grad_norm",),
+    "KL to the reference": ("train/reference_kl",),
+    "Response length (tokens)": ("rollout/response_length",),
+    "Share of responses cut off": ("rollout/truncated",),
+    "Learning rate": ("train/learning_rate",),
+}
+"""Figures and their metrics; one that a run has none of is left out."""
+
+STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1c2430; --paper: #fff; --soft: #5b6675; --line: #d5dae1; --good: #176f3d;
+  --bad: #b3261e; --c0: #1f5fbf; --c1: #b45309; --c2: #6d28d9; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --paper: #14181f; --soft: #a3adba; --line: #333c48;
+  --good: #6fcf97; --bad: #ff8a80; --c0: #7db2ff; --c1: #f2b263; --c2: #c4a5ff; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1280px; padding: 16px; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+.grid { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
+figure { margin: 0; padding: 12px; border: 1px solid var(--line); border-radius: 8px; }
+figcaption { font-weight: 600; } svg { width: 100%; height: auto; display: block; }
+svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } .frame { fill: none; stroke: var(--line); }
+polyline { fill: none; stroke-width: 1.8; } polyline.s0 { stroke: var(--c0); } polyline.s1 { stroke: var(--c1); }
+polyline.s2 { stroke: var(--c2); } circle.s0 { fill: var(--c0); } circle.s1 { fill: var(--c1); }
+circle.s2 { fill: var(--c2); } .legend span { margin-right: 1em; } .legend { font-size: 0.85rem; margin: 4px 0 0; }
+span.s0 { color: var(--c0); } span.s1 { color: var(--c1); } span.s2 { color: var(--c2); }
+.good { color: var(--good); } .bad { color: var(--bad); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
+th, td { text-align: left; padding: 4px 8px; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+.bar { height: 14px; background: var(--c0); border-radius: 3px; min-width: 1px; }
+details { margin: 8px 0; } pre { overflow-x: auto; font-size: 0.85rem; }
+"""
+
+
+def write_report(record: RunRecord, output: Path) -> Path:
+    """Write the page.
+
+    Raises:
+        RecordError: ``output`` exists, the record holds no step, or it is damaged beyond reading.
+    """
+    if output.exists():
+        raise RecordError(
+            f"{str(output)!r} exists already",
+            remedy="Name another file with --output, or remove it.",
+            code="VIME-RECORD-056",
+        )
+    write_whole(output, page(record).encode())
+    return output
+
+
+def page(record: RunRecord) -> str:
+    """The record as one HTML document without a reference to anything outside it."""
+    if not record.steps:
+        raise RecordError(
+            f"{str(record.directory)!r} holds no finished step: there is nothing to show",
+            remedy="Report a run that finished at least one step.",
+            code="VIME-RECORD-057",
+        )
+    manifest = record.manifest
+    name = str(manifest.config.get("run", {}).get("name", record.directory.name))
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        _summary(record, record.check()),
+        f'<h2>Curves</h2><div class="grid">{"".join(_curves(record))}</div>',
+        f"<h2>Time by phase</h2>{_times(record)}",
+        f"<h2>Environment</h2>{_environment(record)}",
+        f"<h2>Configuration</h2><details><summary>resolved</summary><pre>{_json(manifest.config)}</pre></details>",
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(name)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _summary(record: RunRecord, check: RecordCheck) -> str:
+    manifest = record.manifest
+    sound = "agrees with itself" if check.holds else f"contradicts itself: {'; '.join(check.findings[:3])}"
+    aligned = [value for _, value in _series(record, f"{MISMATCH}/max")]
+    rows = {
+        "status": (manifest.status + (f": {manifest.error}" if manifest.error else ""), manifest.status == "complete"),
+        "record": (sound, bool(check.holds)),
+        "steps": (f"{len(record.steps)}, {check.samples} samples", None),
+        "policy": (manifest.policy, None),
+        "contract": ("none" if not manifest.contract else _contract_name(manifest.contract), None),
+        "largest |train - rollout log-prob|": (
+            f"{max(aligned):.3g}" if aligned else "not recorded",
+            (max(aligned) == 0.0) if aligned and manifest.contract else None,
+        ),
+        "resumed": (", ".join(f"at step {entry.step}" for entry in manifest.resumed) or "never", None),
+        "final weights": (record.steps[-1].weights_root, None),
+    }
+    marks = {True: ' class="good"', False: ' class="bad"', None: ""}
+    cells = "".join(
+        f"<tr><th>{escape(k)}</th><td{marks[good]}>{escape(text)}</td></tr>" for k, (text, good) in rows.items()
+    )
+    return f'<div class="wide"><table>{cells}</table></div>'
+
+
+def _contract_name(text: str) -> str:
+    found: Any = json.loads(text)
+    return str(cast("dict[str, Any]", found).get("id", "named")) if isinstance(found, dict) else "named"
+
+
+def _series(record: RunRecord, metric: str) -> Points:
+    return [(e.step, float.fromhex(e.metrics[metric])) for e in record.steps if metric in e.metrics]
+
+
+def _curves(record: RunRecord) -> Iterator[str]:
+    for title, metrics in CURVES.items():
+        series = {metric: points for metric in metrics if (points := _series(record, metric))}
+        if series:
+            yield chart(title, series)
+
+
+def _times(record: RunRecord) -> str:
+    totals: dict[str, float] = {}
+    for entry in record.steps:
+        for phase, seconds in entry.timings.items():
+            totals[phase] = totals.get(phase, 0.0) + seconds
+    whole = sum(totals.values()) or 1.0
+    rows = "".join(
+        f'<tr><th>{escape(phase)}</th><td>{seconds:.1f} s</td><td>{seconds / whole:.0%}</td><td style="width:50%">'
+        f'<div class="bar" style="width:{100 * seconds / whole:.1f}%"></div></td></tr>'
+        for phase, seconds in sorted(totals.items(), key=lambda item: -item[1])
+    )
+    return f'<div class="wide"><table>{rows}</table></div>'
+
+
+def _environment(record: RunRecord) -> str:
+    manifest = record.manifest
+    rows = {"vime": manifest.vime_version, **manifest.platform}
+    table = "".join(f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
+    processes = "".join(
+        f"<details><summary>{escape(one.role)} {one.rank}</summary><pre>{_json(one.model_dump())}</pre></details>"
+        for one in manifest.processes
+    )
+    return f'<div class="wide"><table>{table}</table></div>{processes}'
+
+
+def _json(value: Any) -> str:
+    return escape(json.dumps(value, indent=2, default=str))
