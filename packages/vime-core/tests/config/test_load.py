@@ -330,3 +330,26 @@ def test_a_table_given_last_needs_no_quoting() -> None:
     smoke = Path(__file__).parents[4] / "configs" / "smoke.toml"
     config, _ = load_config([smoke], ["run.output=other"], {"run": {"output": "a\"b'c\\d"}})
     assert str(config.run.output) == "a\"b'c\\d"
+
+
+@pytest.mark.parametrize("given", ["run=3", 'run="x"', "run=[]", "sampling=3", "trainer=1", "plugins=false"])
+def test_a_section_is_a_table_in_every_layer(given: str, tmp_path: Path) -> None:
+    smoke = Path(__file__).parents[4] / "configs" / "smoke.toml"
+    section, _, value = given.partition("=")
+    (tmp_path / "flat.toml").write_text(f"{section} = {value}\n")
+    for files, sets in (([smoke], [given, f"{section}.x=1"]), ([tmp_path / "flat.toml", smoke], [])):
+        with pytest.raises(ConfigError, match=rf"{section} = .*: input should be a table") as caught:
+            load_config(files, sets, {"run": {"output": "a"}})
+        assert f"Write {section} as a table: [{section}]" in caught.value.remedy
+
+
+def test_a_table_within_a_section_is_called_so(plugins: PluginManager) -> None:
+    error = refuse(minimal(data={"jsonl": {"extra": 3}}), plugins)
+    assert error.message == "data.jsonl.extra = 3: input should be a table"
+
+
+def test_a_key_that_stands_twice_is_answered_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "twice.toml"
+    file.write_text("[run]\nsteps = 1\nsteps = 2")
+    with pytest.raises(ConfigError, match="at line 3, column"):
+        load_config([file])

@@ -100,10 +100,9 @@ def load_config(
         PluginError: a selected plugin is missing, broken or in conflict.
     """
     raw: Table = {}
-    for file in files:
-        raw = overlay(raw, read_toml(file))
-    for override in overrides:
-        raw = overlay(raw, parse_override(override))
+    for layer in (*map(read_toml, files), *map(parse_override, overrides)):
+        _refuse_flat_sections(layer)
+        raw = overlay(raw, layer)
     return resolve(overlay(raw, last or {}), tuple(file.parent for file in files))
 
 
@@ -166,7 +165,8 @@ def read_toml(file: Path) -> Table:
         if file.is_char_device() or file.is_block_device():
             raise OSError(errno.EINVAL, "it is a device")
         with file.open("rb") as stream:
-            return tomllib.load(stream)
+            # With a last line break, what is wrong on the last line has its number.
+            return tomllib.loads(stream.read().decode() + "\n")
     except (OSError, ValueError) as error:
         if isinstance(error, tomllib.TOMLDecodeError | UnicodeDecodeError):
             raise _no_toml(file, error) from error
@@ -259,6 +259,21 @@ def _plugin_selection(raw: Table) -> PluginSelection:
     return PluginSelection(allow=section.allow, disable=section.disable, modules=section.modules)
 
 
+def _refuse_flat_sections(layer: Table) -> None:
+    """Before tables are laid over one another: a layer above or below would hide a section that is no table."""
+    for section in RunConfig.model_fields:
+        if not isinstance(layer.get(section, {}), dict):
+            raise ConfigError(
+                f"{section} = {layer[section]!r}: input should be a table",
+                remedy=_write_as_table(section),
+                code="VIME-CONFIG-007",
+            )
+
+
+def _write_as_table(path: str) -> str:
+    return f"Write {path} as a table: [{path}] in the file, or --set {path}.KEY=VALUE."
+
+
 def _refuse_renamed(raw: Table) -> None:
     for path in _paths(raw):
         if path in RENAMED:
@@ -325,7 +340,7 @@ def _message(detail: ErrorDetails, path: str) -> str:
     if detail["type"] == "value_error":
         text = detail["msg"].removeprefix("Value error, ")
         return text if isinstance(detail["input"], dict) else f"{path}: {text}"
-    said = detail["msg"].replace("valid tuple", "valid array").replace("valid object", "valid table")
+    said = detail["msg"].replace("valid tuple", "valid array").replace("an object", "a table")
     return f"{path} = {detail['input']!r}: {said[0].lower()}{said[1:]}"
 
 
@@ -335,7 +350,7 @@ def _remedy(detail: ErrorDetails, path: str) -> str:
     if detail["type"] == "missing" and "." not in path:
         return f"Write a table [{path}] into the file; docs/configuration.md lists its keys."
     if detail["type"] in ("model_type", "dict_type", "model_attributes_type"):
-        return f"Write {path} as a table: [{path}] in the file, or --set {path}.KEY=VALUE."
+        return _write_as_table(path)
     if detail["type"] == "tuple_type":
         return f"""Correct {path} in the file, or give a list: --set '{path}=["..."]'."""
     return f"Correct {path} in the file, or give --set {path}=VALUE."
