@@ -20,7 +20,7 @@ from vime_core.errors import BackendError, PolicyError
 from vime_core.types import Float32Array, ProcessReport, TrainSequence, TrainStepResult
 from vime_megatron.accumulate import StepTotals, score_tokens
 from vime_megatron.aligned.holding import hold_contract
-from vime_megatron.aligned.recompute import recomputing
+from vime_megatron.aligned.recompute import recomputed_modules, recomputing
 from vime_megatron.checkpoint import identity, load_checkpoint, save_checkpoint
 from vime_megatron.cpu_bridge import backend, device
 from vime_megatron.determinism import deterministic, process_settings
@@ -63,6 +63,7 @@ class TrainerRank:
                 deterministic=self._deterministic,
                 make=PolicyModel if self._held is None else self._held.model,
             )
+            recomputed_modules(self._model, options.recompute)  # refuses what cannot be recomputed
             self._contract_settings()  # refuses a model that computes outside the contract
             self._identity = identity(directory.model_type, dict(self._model.named_parameters()), trainer)
             self._optimization = Optimization(self._model, trainer)
@@ -99,7 +100,8 @@ class TrainerRank:
 
     def train_step(self, microbatches: Microbatches, loss: LossFunction, observer: StateObserver) -> TrainStepResult:
         """See `vime_core.backends.Trainer`."""
-        totals = self._accumulate(microbatches, loss)
+        with recomputing(self._model, self._options.recompute):
+            totals = self._accumulate(microbatches, loss)
         observer.gradients(self._optimization.gradients())
         norm, learning_rate = self._optimization.step()
         return totals.result(norm, learning_rate)
@@ -172,6 +174,7 @@ class TrainerRank:
             "spec": "local" if self._held is None else "aligned",
             "tensor_parallel": self._options.tensor_parallel,
             "data_parallel": self._options.data_parallel,
+            "recompute": self._options.recompute,
             "collectives": backend(),
             "deterministic_mode": self._deterministic,
             **self._contract_settings(),
