@@ -36,6 +36,12 @@ def unexpected(error: BaseException) -> VimeError:
     )
 
 
+def raised_by_typer(error: SystemExit) -> bool:
+    """Whether typer itself ended the command, as it does after it installed a shell's completion."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] in ("typer", "click")
+
+
 def _origins(error: BaseException) -> Iterator[str]:
     """The distributions and files that a traceback runs through, innermost first, without Python's own."""
     standard = Path(sysconfig.get_path("stdlib")).resolve()

@@ -1,6 +1,7 @@
 """The ``vime`` application: commands, exit codes, and errors without a traceback.
 
-Exit codes: 0 holds, 1 does not hold, 2 usage or configuration error, 3 could not be checked.
+Exit codes: 0 holds, 1 does not hold, 2 usage or configuration error, 3 could not be checked, 128 + N ended by signal N
+(141: nobody reads the output any more).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from contextlib import nullcontext
 import typer
 
 from vime_cli.commands import convert, diff, doctor, plugins, report, run, verify
-from vime_cli.foreign import unexpected, usage_error
+from vime_cli.foreign import raised_by_typer, unexpected, usage_error
 from vime_cli.output import document_only, print_error, print_interruption
 from vime_cli.signals import taking_signals
+from vime_cli.streams import StreamLost, checked_streams
 from vime_cli.thirdparty import add_plugin_commands
 from vime_core import __version__
 from vime_core.errors import BackendError, Interrupted, VimeError
@@ -51,12 +53,24 @@ def main() -> int:
     """Run the command line and return its exit code."""
     as_json = "--json" in sys.argv
     try:
+        with checked_streams():
+            return _answer(as_json=as_json)
+    except StreamLost as lost:
+        if not lost.closed:
+            print_error(lost.as_error(), as_json=False)
+        return lost.exit_code
+
+
+def _answer(*, as_json: bool) -> int:
+    try:
         with taking_signals(), document_only() if as_json else nullcontext():
             add_plugin_commands(app, sys.argv[1:])
             result = app(standalone_mode=False)
     except VimeError as error:
         print_error(error, as_json=as_json)
         return error.exit_code
+    except StreamLost:
+        raise
     except Interrupted as error:
         print_interruption(error, as_json=as_json)
         return error.exit_code
@@ -69,6 +83,8 @@ def main() -> int:
 
 def _other(error: Exception | SystemExit, *, as_json: bool) -> int:
     """A wrong command line, else what should not have come so far: exit code 1 is kept for what does not hold."""
+    if isinstance(error, SystemExit) and raised_by_typer(error):
+        return error.code if isinstance(error.code, int) else 0
     show = getattr(error, "show", None)
     if show is None:
         print_error(unexpected(error), as_json=as_json)

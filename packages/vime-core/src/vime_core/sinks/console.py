@@ -16,7 +16,7 @@ class ConsoleSink:
         print("\n".join([line(step, metrics), *warnings(metrics)]), file=sys.stderr, flush=True)
 
     def rewind(self, step: int) -> None:
-        print(f"going on with step {step + 1}", file=sys.stderr, flush=True)
+        print(f"going on with step {step}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         pass
