@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command import PLUGINS, no_traceback, vime
 
 from vime_core.config.load import load_config
@@ -65,6 +66,9 @@ OBSTACLES: list[tuple[list[str], list[str]]] = [
     (["alignment.contract=dense/v2"], ["alignment.contract = 'dense/v2'", "'dense/v1'"]),
     (["alignment.contract=dense/v1", "trainer.megatron.spec=local"], ["VIME-ALIGN-030"]),
     (["alignment.contract=dense/v1", "rollout.vllm.engine_args.quantization=fp8"], ["VIME-ALIGN-021"]),
+    (["alignment={contract='dense/v1', provider='cudaa'}"], ["alignment.provider = 'cudaa'", "cpu, cuda, reference"]),
+    (["rollout.vllm.attention_backend=FLASH_ATN"], ["rollout.vllm.attention_backend = 'FLASH_ATN'", "'FLASH_ATTN'"]),
+    (["rollout.vllm.attention_backend=auto"], ["rollout.vllm.attention_backend = 'auto'", "TRITON_ATTN"]),
     (["sampling.samples_per_prompt=1"], ["sampling.samples_per_prompt = 1"]),
     (["rollout.context_length=2048", "trainer.token_budget=2048"], ["context_length = 2048", "embeddings = 1024"]),
     (["sampling.stop_token_ids=[512]"], ["stop_token_ids holds 512", "0 to 511"]),
@@ -159,3 +163,9 @@ def test_doctor_lists_all_and_the_others_refuse(smoke: Path, tmp_path: Path) -> 
 def test_a_configuration_that_cannot_be_read_is_no_finding(tmp_path: Path) -> None:
     ran = vime("doctor", tmp_path / "absent.toml", "--json")
     assert (ran.code, ran.json["error"]["code"]) == (2, "VIME-CONFIG-001")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a device")
+def test_the_provider_cuda_without_a_device_is_named(smoke: Path, tmp_path: Path) -> None:
+    said = obstacle(smoke, tmp_path, "alignment={contract='dense/v1', provider='cuda'}")
+    assert "alignment.provider = 'cuda' needs Triton and an NVIDIA GPU" in said

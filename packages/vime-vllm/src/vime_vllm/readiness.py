@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +35,7 @@ def check_run(config: RunConfig, policy: DeterminismPolicy, model_directory: Pat
     options = cast("VllmOptions", config.options("rollout", config.rollout.backend))
     cpu = is_cpu_build()
     _refuse_low_temperatures(config)
+    refuse_unknown_attention(options.attention_backend, attention_backend_names())
     context = RolloutContext(config, options, policy, model_directory, alignment)
     engine_arguments(context, options, policy_flags(policy), cpu=cpu, known=engine_argument_names())
     compiler = alignment is None and uses_compiler(options, cpu=cpu)
@@ -52,12 +55,34 @@ def is_cpu_build() -> bool:
 
 def engine_argument_names() -> set[str]:
     """Names of the installed EngineArgs, read from vLLM's source: importing it takes seconds."""
+    fields = [item.target for item in _class_body("engine/arg_utils.py", "EngineArgs") if isinstance(item, ast.AnnAssign)]
+    return {target.id for target in fields if isinstance(target, ast.Name)}
+
+
+def attention_backend_names() -> list[str]:
+    """Names of the installed attention backends, read likewise."""
+    body = _class_body("v1/attention/backends/registry.py", "AttentionBackendEnum")
+    targets = [target for item in body if isinstance(item, ast.Assign) for target in item.targets]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _class_body(file: str, name: str) -> list[ast.stmt]:
     spec = find_spec("vllm")
     locations = [] if spec is None else list(spec.submodule_search_locations or ())
-    tree = ast.parse((Path(locations[0]) / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"]
-    fields = [item.target for node in classes for item in node.body if isinstance(item, ast.AnnAssign)]
-    return {target.id for target in fields if isinstance(target, ast.Name)}
+    tree = ast.parse((Path(locations[0]) / file).read_text(encoding="utf-8"))
+    return [item for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name for item in node.body]
+
+
+def refuse_unknown_attention(asked: str | None, known: Sequence[str]) -> None:
+    """Raises ConfigError: vLLM has no attention backend of the name that is asked for."""
+    if asked is None or asked in known:
+        return
+    near = get_close_matches(asked.upper(), known, n=1)
+    raise ConfigError(
+        f"rollout.vllm.attention_backend = {asked!r}: the installed vLLM has no such attention backend",
+        remedy=f"{f'Did you mean {near[0]!r}? ' if near else ''}It has {', '.join(known)}.",
+        code="VIME-CONFIG-066",
+    )
 
 
 def _refuse_low_temperatures(config: RunConfig) -> None:

@@ -64,11 +64,15 @@ def choose_alignment(config: RunConfig, plugins: PluginManager, model_type: str)
 
     Raises:
         PluginError: the contract is not registered.
-        PolicyError: a backend has no side for the contract and the model's structure.
+        PolicyError: a backend has no side for the contract and the model's structure, or the provider does not exist
+            or has no device here.
     """
+    from vime_core.numerics.provider import require_provider
+
     name = config.alignment.contract
     if not name:
         return None
+    require_provider(config.alignment.provider)
     entry = plugins.find(ContractEntry, name, field_name="alignment.contract")
     return Alignment(
         contract=entry.load(),

@@ -15,16 +15,29 @@ PROVIDERS: Final = {
 }
 
 
+def require_provider(name: str) -> None:
+    """What can be said of ``alignment.provider`` before anything is built.
+
+    Raises:
+        PolicyError: no provider of that name, or this machine has no device for it.
+    """
+    if name not in PROVIDERS:
+        raise PolicyError(
+            f"alignment.provider = {name!r}: there is no numerics provider of that name",
+            remedy=f"Choose one of: {', '.join(sorted(PROVIDERS))}.",
+            code="VIME-ENV-040",
+        )
+    if name == "cuda":
+        from vime_core.numerics.cuda.provider import require_device
+
+        require_device()
+
+
 def load_provider(name: str) -> Operations:
     """The operations of provider ``name``, built where it has to be built.
 
     Raises:
         PolicyError: no provider of that name, or it cannot run on this machine; the message names another.
     """
-    if name not in PROVIDERS:
-        raise PolicyError(
-            f"numerics provider {name!r} does not exist",
-            remedy=f"Choose one of: {', '.join(sorted(PROVIDERS))}.",
-            code="VIME-ENV-040",
-        )
+    require_provider(name)
     return cast("Operations", import_module(PROVIDERS[name]).load())

@@ -48,7 +48,7 @@ def require_device() -> None:
     if found is None or found < OLDEST_CAPABILITY or find_spec("triton") is None:
         has = "no NVIDIA GPU" if found is None else f"capability {found[0]}.{found[1]}"
         raise PolicyError(
-            "numerics provider 'cuda' needs Triton and an NVIDIA GPU of capability 9.0 or later;"
+            "alignment.provider = 'cuda' needs Triton and an NVIDIA GPU of capability 9.0 or later;"
             f" this machine has {has}",
             remedy='Set alignment.provider = "cpu" or "reference".',
             code="VIME-ENV-047",
