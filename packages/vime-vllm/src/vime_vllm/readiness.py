@@ -55,8 +55,9 @@ def is_cpu_build() -> bool:
 
 def engine_argument_names() -> set[str]:
     """Names of the installed EngineArgs, read from vLLM's source: importing it takes seconds."""
-    fields = [item.target for item in _class_body("engine/arg_utils.py", "EngineArgs") if isinstance(item, ast.AnnAssign)]
-    return {target.id for target in fields if isinstance(target, ast.Name)}
+    body = _class_body("engine/arg_utils.py", "EngineArgs")
+    targets = [item.target for item in body if isinstance(item, ast.AnnAssign)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def attention_backend_names() -> list[str]:
