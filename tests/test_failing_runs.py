@@ -27,8 +27,14 @@ def test_a_reward_that_raises_ends_the_run_and_is_named(smoke: Path, tmp_path: P
     sets = ["--set", "plugins.modules=['rewards_that_fail']", "--set", "reward={name='raises'}"]
     ran = vime("run", smoke, "--output", record, *sets)
     no_traceback(ran)
-    assert ran.code == 2, ran.text
-    for part in ("VIME-DATA-020", "prompt 0, sample 0", "the grader lost its key", "help:"):
+    assert ran.code == 3, ran.text
+    for part in (
+        "VIME-DATA-020",
+        "reward.name = 'raises' of plugins.modules",
+        "prompt 0, sample 0",
+        "the grader lost its key",
+        "help:",
+    ):
         assert part in ran.err
     assert manifest(record)["status"] == "failed"
     assert "the grader lost its key" in manifest(record)["error"]

@@ -7,28 +7,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vime_core.config.schema import RunConfig
-from vime_core.errors import DataError
+from vime_core.errors import DataError, PluginFailed
 from vime_core.loop.prompts import Prompt
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import Reward
-from vime_core.rewards.pool import RewardPool, Scores
+from vime_core.rewards.pool import RewardFailed, RewardPool, Scores
 from vime_core.rewards.types import RewardInput, RewardSpec
 from vime_core.types import Completion
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores responses in reward workers."""
+    """Scores responses in reward workers. ``source`` says for messages which reward it is and whose."""
 
     pool: RewardPool
+    source: str
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str], completions: Sequence[Completion]) -> Scores:
-        """One finite reward a response, in the given order, whichever finished first."""
+        """One finite reward a response, in the given order, whichever finished first.
+
+        Raises:
+            PluginFailed: the reward failed for a response.
+        """
         inputs = [
             RewardInput(prompt.text, text, prompt.example, completion.finish_reason, completion.key)
             for prompt, text, completion in zip(prompts, texts, completions, strict=True)
         ]
-        return self.pool.score(inputs)
+        try:
+            return self.pool.score(inputs)
+        except RewardFailed as error:
+            raise PluginFailed(f"{self.source}: {error.message}", remedy=error.remedy, code=error.code) from error
 
 
 def try_reward(config: RunConfig, plugins: PluginManager, prompt: Prompt) -> None:
@@ -63,4 +71,4 @@ def open_scorer(config: RunConfig, plugins: PluginManager, workers: int | None =
         timeout_reward=section.timeout_reward,
     )
     with pool:
-        yield Scorer(pool)
+        yield Scorer(pool, f"reward.name = {section.name!r} of {plugins.origin(entry)}")

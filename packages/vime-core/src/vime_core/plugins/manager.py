@@ -133,9 +133,13 @@ class PluginManager:
         except VimeError:
             raise
         except (Exception, SystemExit) as error:
-            found = self._found.entries.get(registration.claims[0])
-            origin = found.plugin.origin if found else "an unknown plugin"
-            raise self._failed(f"{registration.kind} {registration.name!r}", origin, error) from error
+            what = f"{registration.kind} {registration.name!r}"
+            raise self._failed(what, self.origin(registration), error) from error
+
+    def origin(self, registration: Registration) -> str:
+        """The distribution with its version that a registration came from, for messages."""
+        found = self._found.entries.get(registration.claims[0])
+        return found.plugin.origin if found else "an unknown plugin"
 
     def _failed(self, what: str, origin: str, error: BaseException) -> PluginFailed:
         return PluginFailed(

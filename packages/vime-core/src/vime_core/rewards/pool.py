@@ -13,6 +13,10 @@ from vime_core.rewards.types import RewardInput, RewardSpec
 from vime_core.rewards.wire import encode_input
 
 
+class RewardFailed(DataError):
+    """The reward of one response raises, takes too long, kills its process or is no finite fp32 number."""
+
+
 @dataclass(frozen=True)
 class Scores:
     """Rewards in the order of the inputs, and the indices of those that are the pool's ``timeout_reward``."""
@@ -49,8 +53,8 @@ class RewardPool:
         """Rewards of the inputs, by index, whatever finished first.
 
         Raises:
-            DataError: the reward cannot be built; or for the first input, by index, whose reward raises, takes longer
-                than the limit, kills its process or is no finite fp32 number. The pool stays usable.
+            DataError: the reward cannot be built.
+            RewardFailed: for the first input, by index, of which that holds. The pool stays usable.
         """
         batch = _Batch(inputs, [_encoded(item, index) for index, item in enumerate(inputs)])
         try:
@@ -119,7 +123,7 @@ class RewardPool:
 
     def _note_result(self, index: int, reply: dict[str, Any], batch: _Batch) -> None:
         if "error" in reply:
-            batch.failures[index] = DataError(
+            batch.failures[index] = RewardFailed(
                 f"reward {self._spec.target!r} failed for {batch.describe(index)}: {reply['error']}",
                 remedy="Correct the reward function, its options, or the dataset.",
                 code="VIME-DATA-020",
@@ -135,7 +139,7 @@ class RewardPool:
             batch.values[worker.job] = self._timeout_reward
             batch.timed_out.append(worker.job)
             return
-        batch.failures[worker.job] = DataError(
+        batch.failures[worker.job] = RewardFailed(
             f"reward {self._spec.target!r} took longer than reward.timeout_s = {self._timeout_s:g} for"
             f" {batch.describe(worker.job)}; its process was killed",
             remedy="Raise reward.timeout_s, or correct the reward function.",
@@ -159,7 +163,7 @@ class _Batch:
     lines: list[bytes]
     next: int = 0
     values: dict[int, float] = field(default_factory=dict[int, float])
-    failures: dict[int, DataError] = field(default_factory=dict[int, DataError])
+    failures: dict[int, RewardFailed] = field(default_factory=dict[int, RewardFailed])
     timed_out: list[int] = field(default_factory=list[int])
 
     @property
