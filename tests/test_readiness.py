@@ -80,7 +80,7 @@ OBSTACLES: list[tuple[list[str], list[str]]] = [
     (["evaluation={every=1, temperature=0.005, max_tokens=8}"], ["evaluation.temperature = 0.005"]),
     (["evaluation={every=1, max_tokens=250}"], ["beside evaluation.max_tokens"]),
     (["run.output=/dev/full/record"], ["/dev/full", "no directory"]),
-    (["run.output=/proc/record"], ["/proc"]),
+    (["run.output=/proc/record"], ["run.output = '/proc/record'"]),
     ([f"run.output='/tmp/{'x' * 300}'"], ["File name too long"]),
     (["plugins.modules=['rewards_that_fail']", "reward={name='takes-two'}"], ["takes-two", "positional argument"]),
     (["plugins.modules=['rewards_that_fail']", "reward={name='text'}"], ["not a number", "first prompt"]),

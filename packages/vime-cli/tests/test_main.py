@@ -106,3 +106,10 @@ def test_a_signal_is_one_line_or_one_document(
     got, out, _ = run(monkeypatch, capsys, "doctor", "--json")
     assert (got, json.loads(out)["error"]["code"]) == (code, "VIME-CLI-002")
     assert signal.getsignal(number) is before
+
+
+def test_the_version_is_json_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(monkeypatch, capsys, "--version", "--json")
+    assert (code, list(json.loads(out))) == (0, ["vime"])
+    code, out, _ = run(monkeypatch, capsys, "--json", "plugins", "list")
+    assert (code, json.loads(out)["error"]["code"]) == (2, "VIME-CLI-001")

@@ -13,12 +13,12 @@ import typer
 
 from vime_cli.commands import convert, diff, doctor, plugins, report, run, verify
 from vime_cli.foreign import raised_by_typer, unexpected, usage_error
-from vime_cli.output import document_only, print_error, print_interruption
+from vime_cli.output import document_only, print_error, print_interruption, print_json
 from vime_cli.signals import taking_signals
 from vime_cli.streams import StreamLost, checked_streams
 from vime_cli.thirdparty import add_plugin_commands
 from vime_core import __version__
-from vime_core.errors import BackendError, Interrupted, VimeError
+from vime_core.errors import BackendError, ConfigError, Interrupted, VimeError
 
 app = typer.Typer(
     name="vime",
@@ -38,15 +38,21 @@ app.add_typer(plugins.app, name="plugins")
 
 def _version(show: bool) -> None:
     if show:
-        typer.echo(f"vime {__version__}")
+        if "--json" in sys.argv:
+            print_json({"vime": __version__})
+        else:
+            typer.echo(f"vime {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _global(  # pyright: ignore[reportUnusedFunction]
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    as_json: bool = typer.Option(False, "--json", help="With --version: print one JSON document."),
 ) -> None:
     del version
+    if as_json:
+        raise ConfigError("--json stands before the command", remedy="Put it behind.", code="VIME-CLI-001")
 
 
 def main() -> int:

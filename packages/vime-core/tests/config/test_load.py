@@ -353,3 +353,21 @@ def test_a_key_that_stands_twice_is_answered_with_its_line(tmp_path: Path) -> No
     file.write_text("[run]\nsteps = 1\nsteps = 2")
     with pytest.raises(ConfigError, match="at line 3, column"):
         load_config([file])
+
+
+def test_a_record_is_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        load_config([tmp_path])
+    assert "That is a run record" in caught.value.remedy
+
+
+def test_who_misses_a_plugin_hears_what_leaves_plugins_out() -> None:
+    smoke = Path(__file__).parents[4] / "configs" / "smoke.toml"
+    for override, said in (
+        ("plugins.disable=['core']", "disable = ['core']"),
+        ("plugins.allow=['vllm']", "allow = ['vllm']"),
+    ):
+        with pytest.raises(PluginError, match="no such") as caught:
+            load_config([smoke], [override])
+        assert f"plugins.{said} leaves" in caught.value.remedy

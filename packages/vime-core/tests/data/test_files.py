@@ -189,3 +189,19 @@ def test_metadata_that_is_not_json_is_refused(tmp_path: Path) -> None:
 def test_one_key_alone_is_a_configuration_error() -> None:
     with pytest.raises(ValidationError, match="set together"):
         JsonlOptions(path=Path("x"), prompt_key="prompt")
+
+
+def test_messages_name_the_key_in_full(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "1+1", "answer": "2"}')
+    with pytest.raises(DataError, match=r"data\.jsonl\.label_marker"):
+        open_jsonl(JsonlOptions(path=file))
+    with pytest.raises(ValueError, match=r"data\.parquet\.prompt_key and data\.parquet\.label_key"):
+        ParquetOptions(path=file, label_key="answer")
+
+
+def test_an_empty_question_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": " ", "answer": "#### 2"}')
+    with pytest.raises(DataError, match="line 1: the prompt is empty"):
+        open_jsonl(JsonlOptions(path=file))

@@ -58,7 +58,7 @@ def test_a_check_of_a_plugin_runs() -> None:
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
-        PluginError, match=r"verify roter: no such verdict\. Known: align, all, batch, .*router"
+        PluginError, match=r"verify roter: no such verdict\. Known: align, all, batch, .*resume, router"
     ) as info:
         checks.run_check(config(), manager(router="router"), "roter")
     assert "Did you mean 'router'?" in info.value.remedy

@@ -163,6 +163,18 @@ def test_equal_records_have_no_difference(tmp_path: Path) -> None:
     assert compared(tmp_path, BASE) is None
 
 
+def test_equality_of_one_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from vime_cli.commands.diff import diff
+
+    places = [
+        write_run(tmp_path / name, BASE, run_id=run).directory for name, run in (("a", "7"), ("b", "7"), ("c", "8"))
+    ]
+    assert diff(places[0], places[1]) == 0
+    assert "but both records are of one run (7), and a run equals itself" in capsys.readouterr().out
+    assert diff(places[0], places[2]) == 0
+    assert capsys.readouterr().out == "The two records are complete and equal in every digest.\n"
+
+
 def test_a_token_after_equal_log_probs_points_to_the_draw(tmp_path: Path) -> None:
     table = found(tmp_path, CASES["token"][0])
     ids = f"the ids are {SAMPLE.response_tokens[3]} and {SAMPLE.response_tokens[3] + 1}"

@@ -26,20 +26,23 @@ def diff(
     With --replay both configurations run again up to that step, which takes as long as they take.
 
     Exit code 0: both are complete, and every recorded bit is equal. 1: they differ, or a record contradicts itself. 3:
-    nothing was compared, or what was is equal, but a record is not complete.
+    nothing was compared, or what was is equal, but a record is not complete. Two records of one
+    run are equal in any case, and it is said that they are of one.
     """
     from vime_core.record.reader import RunRecord
-    from vime_core.verify.diff import diff_records, unfinished
+    from vime_core.verify.diff import diff_records, one_run, unfinished
 
     records = (RunRecord.open(run_a), RunRecord.open(run_b))
     damage = [f"{record.directory}: {finding}" for record in records for finding in record.check().findings]
     if damage:
         return _print_damage(damage, as_json=as_json)
     difference, rest = diff_records(*records), unfinished(*records)
+    same = one_run(*records)
     replayed = replay_step(records, difference) if replay and difference is not None else None
     if as_json:
         equal = None if rest and difference is None else difference is None
         document = {"equal": equal, "difference": difference and difference.as_json(), "unfinished": rest}
+        document["one_run"] = bool(same)
         print_json(document | {"replay": replayed and replayed.as_json()})
     elif difference is not None:
         print(difference.sentence)
@@ -49,7 +52,7 @@ def diff(
         steps = min(len(record.steps) for record in records)
         print(f"No digest differs in the {steps} steps that both records hold, but {rest}: the rest was not compared.")
     else:
-        print("The two records are complete and equal in every digest.")
+        print("The two records are complete and equal in every digest" + (f", but {same}." if same else "."))
     return 1 if difference is not None else 3 if rest else 0
 
 

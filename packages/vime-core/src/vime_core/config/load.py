@@ -172,11 +172,17 @@ def read_toml(file: Path) -> Table:
             raise _no_toml(file, error) from error
         raise ConfigError(
             f"cannot read configuration {str(file)!r}: {getattr(error, 'strerror', None) or error}",
-            remedy="Check the path; `configs/` holds ready ones.",
+            remedy=_is_record(file, error) or "Check the path; `configs/` holds ready ones.",
             code="VIME-CONFIG-001",
         ) from error
     except RecursionError as error:
         raise _no_toml(file, error) from error
+
+
+def _is_record(file: Path, error: Exception) -> str:
+    if not (isinstance(error, IsADirectoryError) and (file / "manifest.json").is_file()):
+        return ""
+    return "That is a run record; give the TOML file of the run instead."
 
 
 def _no_toml(file: Path, error: Exception) -> ConfigError:

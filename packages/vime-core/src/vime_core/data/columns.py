@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import NoReturn, TypeVar, cast
+from typing import ClassVar, NoReturn, TypeVar, cast
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -23,6 +23,8 @@ GSM8K_MARKER = "####"
 class ColumnOptions(Options):
     """Which columns of a file to use. Without keys, ``question``/``answer`` or ``messages``/``label`` is detected."""
 
+    table: ClassVar[str] = "data"
+
     prompt_key: str | None = Field(None, description="Column of the prompt: a string or a list of messages.")
     label_key: str | None = Field(None, description="Column of the label; set together with prompt_key.")
     label_marker: str | None = Field(
@@ -35,7 +37,7 @@ class ColumnOptions(Options):
     @model_validator(mode="after")
     def _keys_come_together(self: _Self) -> _Self:
         if (self.prompt_key is None) != (self.label_key is None):
-            raise ValueError("prompt_key and label_key are set together or not at all")
+            raise ValueError(f"{self.table}.prompt_key and {self.table}.label_key are set together or not at all")
         return self
 
 
@@ -47,6 +49,7 @@ class Columns:
     label: str
     label_marker: str
     metadata: tuple[str, ...]
+    table: str
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -64,9 +67,8 @@ def choose_columns(found: Sequence[str], options: ColumnOptions, where: str) -> 
         prompt, label, marker = options.prompt_key, options.label_key, ""
     else:
         prompt, label, marker = _detect(found, where)
-    chosen = Columns(
-        prompt, label, marker if options.label_marker is None else options.label_marker, options.metadata_keys
-    )
+    marker = marker if options.label_marker is None else options.label_marker
+    chosen = Columns(prompt, label, marker, options.metadata_keys, options.table)
     for name in chosen.used:
         if name not in found:
             close = get_close_matches(name, found, n=1)
@@ -111,7 +113,10 @@ def _label(value: object, columns: Columns) -> str:
     if columns.label_marker:
         _, marker, value = value.rpartition(columns.label_marker)
         if not marker:
-            raise ValueError(f"column {columns.label!r} has no {columns.label_marker!r} before the final answer")
+            raise ValueError(
+                f"column {columns.label!r} has no {columns.label_marker!r} before the final answer"
+                f" ({columns.table}.label_marker; '': the whole column is the label)"
+            )
     if not value.strip():
         raise ValueError(f"column {columns.label!r}: the label is empty")
     return value.strip()

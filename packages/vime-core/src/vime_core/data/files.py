@@ -19,11 +19,15 @@ from vime_core.errors import DataError
 class JsonlOptions(ColumnOptions):
     """A UTF-8 file with one JSON object a line; blank lines are ignored."""
 
+    table = "data.jsonl"
+
     path: UserPath = Field(description="The file.")
 
 
 class ParquetOptions(ColumnOptions):
     """A Parquet file."""
+
+    table = "data.parquet"
 
     path: UserPath = Field(description="The file.")
 

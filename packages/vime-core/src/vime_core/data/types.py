@@ -51,6 +51,8 @@ def parse_messages(value: Any) -> tuple[Message, ...]:
         ValueError: what is wrong, in words for a user.
     """
     if isinstance(value, str):
+        if not value.strip():
+            raise ValueError("the prompt is empty")
         return (Message("user", value),)
     if not isinstance(value, list) or not value:
         raise ValueError(f"expected a string or a list of messages, found {_short(value)}")

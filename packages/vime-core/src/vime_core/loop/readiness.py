@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from vime_core.determinism.preflight import preflight, require
-from vime_core.errors import ConfigError, VimeError
+from vime_core.errors import ConfigError, RecordError, VimeError
 from vime_core.findings import Finding, errors
 from vime_core.loop.preparation import Preparation
 from vime_core.loop.scoring import try_reward
@@ -30,7 +30,12 @@ def environment(run: Preparation) -> Iterator[Finding]:
 
 def output(run: Preparation) -> Iterator[Finding]:
     """The record can be made."""
-    refuse_unwritable(run.config.run.output)
+    place = run.config.run.output
+    try:
+        refuse_unwritable(place)
+    except RecordError as error:
+        said = f"run.output = {str(place)!r}: {error.message}"
+        raise RecordError(said, remedy=error.remedy, code=error.code) from error
     yield from ()
 
 
@@ -90,10 +95,11 @@ def prompts(run: Preparation) -> Iterator[Finding]:
     """The prompts of the run and of its evaluation can be rendered and fit."""
     usable, wanted = len(run.prompts.usable), run.config.sampling.prompts_per_step
     if usable < wanted:
+        noun = "prompt" if usable == 1 else "prompts"
         yield Finding(
             "VIME-DATA-024",
             "warning",
-            f"the dataset has {usable} usable prompts and sampling.prompts_per_step = {wanted}",
+            f"the dataset has {usable} usable {noun} and sampling.prompts_per_step = {wanted}",
             "so a step holds the same prompt more than once",
             "Use a larger dataset, or lower sampling.prompts_per_step.",
         )

@@ -73,6 +73,11 @@ class PluginSelection:
         """Whether the plugin of this name may load."""
         return name not in self.disable and (self.allow is None or name in self.allow)
 
+    def hint(self) -> str:
+        """Which keys leave plugins out, for who misses one; empty when none does."""
+        allow = "" if self.allow is None else f" plugins.allow = {list(self.allow)} leaves out all others."
+        return allow + (f" plugins.disable = {list(self.disable)} leaves these out." if self.disable else "")
+
 
 @dataclass
 class _Found:
@@ -182,7 +187,7 @@ class PluginManager:
         broken = "".join(f" Plugin {i.name!r} failed to load: {i.error}." for i in self.broken())
         raise PluginError(
             f"{field_name} = {name!r}: no such {kind.kind}. Known: {', '.join(found) or 'none'}.{broken}",
-            remedy=f"{hint}Use a known name, or install the package that registers {name!r}.",
+            remedy=f"{hint}Use a known name, or install the package that registers {name!r}.{self._selection.hint()}",
             code="VIME-PLUGIN-001",
         )
 

@@ -20,7 +20,7 @@ from vime_core.verify.gradient_live import GradientOptions, open_trainer, verify
 from vime_core.verify.live import UPDATE_LR, with_learning_rate
 from vime_core.verify.verdict import Verdict
 
-BUILT_IN: Final = ("repeat", batch.NAME, align.NAME, gradient.NAME, "all")
+BUILT_IN: Final = ("repeat", "resume", batch.NAME, align.NAME, gradient.NAME, "all")
 """Names that no plugin's check can take."""
 
 

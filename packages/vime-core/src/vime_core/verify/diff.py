@@ -43,6 +43,13 @@ def diff_records(a: RunRecord, b: RunRecord) -> Difference | None:
     return Difference(found, inputs, config, context, unfinished(a, b), recorded_taps(a, b, found) if found else None)
 
 
+def one_run(a: RunRecord, b: RunRecord) -> str:
+    """That both records are of one run, whose equality says nothing; empty when they are of two."""
+    if not a.manifest.run_id or a.manifest.run_id != b.manifest.run_id:
+        return ""
+    return f"both records are of one run ({a.manifest.run_id}), and a run equals itself"
+
+
 def unfinished(a: RunRecord, b: RunRecord) -> str:
     """Which of two records is not complete, and how far it goes; empty when both are complete."""
     return " and ".join(

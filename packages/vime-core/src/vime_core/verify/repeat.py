@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vime_core.record.reader import RunRecord, StepSamples
 from vime_core.record.schema import Digests, StepEntry
 from vime_core.types import Float32Array
-from vime_core.verify.diff import config_differences, diff_records
+from vime_core.verify.diff import config_differences, diff_records, one_run
 from vime_core.verify.difference import Difference, Size
 from vime_core.verify.spread import Spread, spread
 from vime_core.verify.verdict import Coverage, Verdict
@@ -59,10 +59,11 @@ def _unsound(record: RunRecord, which: str) -> Verdict | None:
     findings = record.check().findings
     if not findings:
         return None
+    places = "place" if len(findings) == 1 else "places"
     return Verdict(
         NAME,
         False,
-        f"Repeat does not hold: the {which} record ({record.directory}) contradicts itself in {len(findings)} places,"
+        f"Repeat does not hold: the {which} record ({record.directory}) contradicts itself in {len(findings)} {places},"
         f" first: {findings[0]}.",
         unequal=len(findings),
         first=f"{which} record, {findings[0]}",
@@ -74,8 +75,8 @@ def _incomparable(a: RunRecord, b: RunRecord) -> Verdict | None:
     if config:
         more = f" and {len(config) - 3} more" if len(config) > 3 else ""
         return _unchecked(f"the configurations differ: {', '.join(config[:3])}{more}", f"config, {next(iter(config))}")
-    if a.manifest.run_id and a.manifest.run_id == b.manifest.run_id:
-        return _unchecked(f"both records are of one run ({a.manifest.run_id}), and a run equals itself", "run_id")
+    if same := one_run(a, b):
+        return _unchecked(same, "run_id")
     for which, record in (("first", a), ("second", b)):
         if record.manifest.status != "complete":
             error = f" ({record.manifest.error})" if record.manifest.error else ""
