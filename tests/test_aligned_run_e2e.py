@@ -31,3 +31,18 @@ def test_every_step_of_a_run_is_aligned(tmp_path: Path) -> None:
     assert max(counts) <= 40
     assert min(counts) >= 1
     assert len(set(counts)) > 5
+
+
+def test_samples_of_later_optimizer_steps_are_compared_too(tmp_path: Path) -> None:
+    sets = (
+        "algorithm.updates_per_rollout=2",
+        "algorithm.old_log_probs='recompute'",
+        "plugins.modules=['wrong_second_half']",
+    )
+    options = [option for one in sets for option in ("--set", one)]
+    record = tmp_path / "record"
+    ran = vime("run", ROOT / "configs" / "aligned-smoke.toml", "--output", record, *options, timeout=300)
+    no_traceback(ran)
+    assert ran.code == 1, ran.text
+    assert "VIME-ALIGN-005: contract dense/v1 does not hold in step 1" in ran.text
+    assert "first in sample (6, 0)" in ran.text

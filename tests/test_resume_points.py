@@ -26,6 +26,7 @@ from stopping import (
 )
 
 from vime_core.errors import VimeError
+from vime_core.loop.checkpoint import _write_state, read_checkpoint
 from vime_core.loop.resume import open_resumption
 from vime_core.record.reader import RunRecord
 from vime_core.verify.resume import verify_resume
@@ -139,6 +140,12 @@ def rename(checkpoint: Path) -> None:
     checkpoint.rename(checkpoint.with_name("step-000009"))
 
 
+def forge_weights(checkpoint: Path) -> None:
+    """Other weights with every digest of the checkpoint made to fit."""
+    state = read_checkpoint(checkpoint).model_copy(update={"weights_root": "0" * 64})
+    _write_state(checkpoint, state)
+
+
 @pytest.fixture
 def stopped(place: Path, whole: tuple[Path, Points], tmp_path: Path) -> Path:
     """A record with one step and its checkpoint."""
@@ -159,6 +166,7 @@ def stopped(place: Path, whole: tuple[Path, Points], tmp_path: Path) -> Path:
         (remove_tensors, r"step-000001' is damaged: trainer/state.safetensors is missing"),
         (add_a_file, r"step-000001' is damaged: trainer/more is not of it"),
         (another_format, r"step-000001' has format 'vime-checkpoint/9'"),
+        (forge_weights, r"step-000001' does not belong to this record: its weights_root is not that of step 0"),
         (rename, r"step-000009' does not belong to this record: it is of step 1"),
     ],
 )

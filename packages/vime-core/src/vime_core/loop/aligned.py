@@ -1,4 +1,4 @@
-"""Under a contract every step is a check: the training forward's log-prob of a token is the one it was sampled with."""
+"""Under a contract every step is a check: the trainer's log-prob of a token is the one it was sampled with."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from vime_core.types import Float32Array, Sample
 
 
 def require_aligned(contract: str, step: int, samples: Sequence[Sample], log_probs: Sequence[Float32Array]) -> None:
-    """Compare raw bits of what the engine sampled with and of the training forward before any update.
+    """Compare raw bits of what the engine sampled with and of the trainer's forward before any update.
 
     Args:
         contract: id of the contract; empty: nothing was promised and nothing is compared.
         step: for the message.
-        samples: those of the step's first optimizer step; later ones are scored with newer weights.
-        log_probs: fp32 [R] a sample, of the training forward.
+        samples: all of the step.
+        log_probs: fp32 [R] a sample, by the weights that sampled it: of the training forward for the step's first
+            optimizer step, of a forward before it for the later ones.
 
     Raises:
         ContractViolation: a log-prob differs (NaN always does), or nothing was compared.

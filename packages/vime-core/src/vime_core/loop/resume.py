@@ -188,6 +188,11 @@ def _foreign(state: LoopState, record: RunRecord, config: RunConfig, checkpoint:
         yield f"it is of run.seed = {state.run_seed}"
     if len(lines) != state.next_step or blake3(b"".join(lines)).hexdigest() != state.steps_digest:
         yield f"it follows other steps than the {len(record.steps)} that are recorded"
+        return
+    last = record.steps[state.next_step - 1]
+    for what in ("weights_root", "optimizer_root"):
+        if getattr(state, what) != getattr(last, what):
+            yield f"its {what} is not that of step {last.step}"
 
 
 def _require_root(what: str, checkpoint: Path, found: str, wanted: str) -> None:

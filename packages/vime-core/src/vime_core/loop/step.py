@@ -55,7 +55,7 @@ def run_step(session: Session, step: int) -> dict[str, float]:
     with timer("advantages"):
         advantages = session.algorithm.advantages(_rewards(session, samples, reference))
     metrics: dict[str, float] = {}
-    updates = _train(session, step, Batch(samples, advantages, reference), timer, metrics)
+    updates, later = _train(session, step, Batch(samples, advantages, reference), timer, metrics)
     weights = _update_engine(session, step, timer)
     train_log_probs = [values for update in updates for values in update.log_probs]
     metrics |= step_metrics(samples, train_log_probs, [u.result for u in updates], timer)
@@ -71,8 +71,7 @@ def run_step(session: Session, step: int) -> dict[str, float]:
             update={"evaluation": sampled_digests(sample_columns(evaluation))} if evaluation else {}
         )
         session.writer.write_step(entry, samples, train_log_probs, advantages, evaluation, reference)
-    first = updates[0].log_probs
-    require_aligned(session.config.alignment.contract, step, samples[: len(first)], first)
+    require_aligned(session.config.alignment.contract, step, samples, [*updates[0].log_probs, *later])
     return {**metrics, "time/record": timer.seconds["record"], "time/step": timer.total()}
 
 
@@ -99,19 +98,30 @@ def _rewards(session: Session, samples: Sequence[Sample], reference: Sequence[Fl
     return penalised_rewards(samples, reference, coefficient)
 
 
-def _train(session: Session, step: int, batch: Batch, timer: PhaseTimer, metrics: dict[str, float]) -> list[Update]:
+def _train(
+    session: Session, step: int, batch: Batch, timer: PhaseTimer, metrics: dict[str, float]
+) -> tuple[list[Update], list[Float32Array]]:
+    """The optimizer steps, and what :func:`_scored_before` says."""
     samples, hook = batch.samples, session.plugins.hook
     hook.vime_before_log_probs(step=step, trainer=session.trainer, samples=samples)
     minibatches = session.algorithm.minibatches(samples, batch.advantages, batch.reference)
     with timer("log_probs"):
         minibatches = _old_log_probs(session, samples, minibatches)
+        later = _scored_before(session, minibatches[1:])
     with timer("record"):
         record_taps(session, step, samples, [sequence for part in minibatches for sequence in part])
     if session.config.algorithm.correction.active:
         minibatches, found = corrected(session.config.algorithm.correction, minibatches, samples)
         metrics |= found
     hook.vime_before_train_step(step=step, trainer=session.trainer)
-    return [_optimize(session, sequences, timer) for sequences in minibatches]
+    return [_optimize(session, sequences, timer) for sequences in minibatches], later
+
+
+def _scored_before(session: Session, later: Sequence[Sequence[TrainSequence]]) -> list[Float32Array]:
+    """Log-probs, by the weights that sampled them, of what later optimizer steps train on; for a contract."""
+    if not session.config.alignment.contract:
+        return []
+    return [values for sequences in later for values in _score(session, sequences)]
 
 
 def _old_log_probs(
