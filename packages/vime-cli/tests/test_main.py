@@ -96,6 +96,17 @@ def test_a_command_that_raises_is_a_finding_that_names_its_distribution(
     assert "Traceback" in run(monkeypatch, capsys, "fails")[2]
 
 
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """What a terminal gives; a job in the background inherits an ignored SIGINT."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_is_one_line_or_one_document(
     number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
