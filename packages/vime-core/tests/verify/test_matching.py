@@ -55,6 +55,15 @@ def test_planted_faults(side: str, change: object, expected: list[tuple[str, obj
     assert kinds(REQUESTS, *sides) == expected
 
 
+def test_a_response_cut_at_its_length_has_that_length() -> None:
+    """A token that is lost with its log-prob leaves two sides that agree."""
+    whole = [replace(one, tokens=(3, 4, 5, 6), log_probs=np.full(4, -1, dtype=np.float32)) for one in scored()]
+    whole = [replace(one, at_length=True) for one in whole]
+    assert kinds(REQUESTS, whole, whole) == []
+    lost = [replace(whole[0], tokens=(3, 4, 5), log_probs=whole[0].log_probs[:3]), *whole[1:]]
+    assert kinds(REQUESTS, lost, lost) == [("dropped token", (0, 0))]
+
+
 def test_equal_seeds_for_two_prompts() -> None:
     twin = replace(REQUESTS[2], seed=REQUESTS[0].seed)
     requests = [*REQUESTS[:2], twin, REQUESTS[3]]

@@ -60,7 +60,9 @@ def first_requests(parts: Parts, samples: int) -> list[SampleRequest]:
 
 def answers(completions: Iterable[Completion]) -> list[Scored]:
     """The engine's completions as it returned them."""
-    return [Scored(c.key, c.tokens, c.log_probs, c.weight_version, c.kept) for c in completions]
+    return [
+        Scored(c.key, c.tokens, c.log_probs, c.weight_version, c.kept, c.finish_reason == "length") for c in completions
+    ]
 
 
 def sequences_of(requests: Sequence[SampleRequest], completions: Sequence[Completion]) -> list[TrainSequence]:

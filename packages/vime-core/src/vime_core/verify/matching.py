@@ -30,7 +30,8 @@ FaultKind = Literal[
 class Scored:
     """What one side says of a sample: its response tokens and their log-probs, fp32 [R], of one weight version.
 
-    ``kept`` is what top-k and top-p left to choose from, where the engine says so.
+    ``kept`` is what top-k and top-p left to choose from, and ``at_length`` whether the response ended because it was
+    as long as was asked for, where the engine says so.
     """
 
     key: SampleKey
@@ -38,6 +39,7 @@ class Scored:
     log_probs: Float32Array
     weight_version: int
     kept: KeptTokens = WHOLE_VOCABULARY
+    at_length: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def matching_faults(
         faults += _keys(side, wanted, [one.key for one in scored])
         faults += (fault for one in scored for fault in _whole(side, one, weight_version))
     if not faults:
+        faults += _ends(requests, engine)
         faults += _order(wanted, [one.key for one in engine])
         faults += _tokens(engine, trainer)
     return faults
@@ -107,6 +110,15 @@ def _whole(side: Side, one: Scored, weight_version: int) -> Iterator[Fault]:
     if len(one.log_probs) != len(one.tokens):
         what = f"the {side} has {len(one.log_probs)} log-probs for {len(one.tokens)} tokens"
         yield Fault("dropped token", one.key, what)
+
+
+def _ends(requests: Sequence[SampleRequest], engine: Sequence[Scored]) -> Iterator[Fault]:
+    """Responses that ended at their length, and are shorter: a token was lost together with its log-prob."""
+    asked = {request.key: request.max_tokens for request in requests}
+    for one in engine:
+        if one.at_length and len(one.tokens) != asked[one.key]:
+            what = f"the engine ended it at its length of {asked[one.key]} tokens and returned {len(one.tokens)}"
+            yield Fault("dropped token", one.key, what)
 
 
 def _order(wanted: Sequence[SampleKey], found: Sequence[SampleKey]) -> Iterator[Fault]:
