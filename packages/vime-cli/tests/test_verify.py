@@ -119,7 +119,8 @@ def test_a_check_of_a_plugin(run: Run) -> None:
 def test_an_unknown_verdict(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run("roter", "--json")
     assert code == 2
-    assert "no such verdict. Known: align, all, batch, gradient, repeat, resume, router" in json.loads(out)["error"]["message"]
+    message = json.loads(out)["error"]["message"]
+    assert "no such verdict. Known: align, all, batch, gradient, repeat, resume, router" in message
 
 
 def test_all(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_a_configuration_that_it_does_not_cover_is_refused_by_name(
 def test_provider_and_class_that_are_not_there_are_refused(make_aligned: MakeAligned, tmp_path: Path) -> None:
     alignment = make_aligned().alignment
     assert alignment is not None
-    with pytest.raises(PolicyError, match="'abacus' does not exist"):
+    with pytest.raises(PolicyError, match="'abacus': there is no numerics provider"):
         prepare(replace(alignment, provider="abacus"), config_json(tmp_path))
     with pytest.raises(PluginError, match="no_such_module"):
         prepare(replace(alignment, rollout_side="no_such_module:Model"), tmp_path)
