@@ -59,7 +59,7 @@ def test_a_changed_source_is_another_digest(tmp_path: Path) -> None:
 
 
 def test_unknown_providers_are_named_with_the_known() -> None:
-    with pytest.raises(PolicyError, match="'rocm' does not exist") as error:
+    with pytest.raises(PolicyError, match="'rocm': there is no numerics provider") as error:
         load_provider("rocm")
     assert "cpu, cuda, reference" in error.value.remedy
 
