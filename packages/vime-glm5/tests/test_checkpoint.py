@@ -101,7 +101,7 @@ def test_a_missing_scale_is_named(checkpoint: Path, tmp_path: Path) -> None:
 def test_the_configuration_for_machines_that_have_the_checkpoint_is_valid() -> None:
     from vime_core.config.load import load_config
 
-    file = Path(__file__).parents[3] / "configs" / "gpu" / "glm5.2-6layer.toml"
+    file = Path(__file__).parents[3] / "configs" / "glm5.2-6layer.toml"
     config, _ = load_config([file], [])
     chosen: Any = config.options("model", "glm5-checkpoint")
     clip: Any = config.options("algorithm", "ppo-clip")
