@@ -254,6 +254,10 @@ RESEALED: list[tuple[Spoil, str]] = [
         "step 0: it holds 4 samples of 2 prompts, where the configuration promises 2 of each of 3",
     ),
     (with_config(evaluation={"every": 2}), "step 0: an evaluation was due, but none is recorded"),
+    *(
+        (edit_manifest(lambda t, w=wrong: t["config"].update(sampling=w)), "section 'sampling' is no table")
+        for wrong in (None, "x", [])
+    ),
 ]
 
 

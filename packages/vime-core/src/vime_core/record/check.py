@@ -6,10 +6,10 @@ knows the seal's digest, and by comparing the record with another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from vime_core.errors import RecordError
 from vime_core.record.digest import merkle_root
@@ -120,7 +120,8 @@ def _count_findings(record: RunRecord, columns: Columns) -> Iterator[str]:
 
 
 def _configured(record: RunRecord, section: str, key: str) -> object:
-    return record.manifest.config.get(section, {}).get(key)
+    table: object = record.manifest.config.get(section, {})
+    return cast("Mapping[str, object]", table).get(key) if isinstance(table, Mapping) else None
 
 
 def _sample_findings(entry: StepEntry, columns: Columns) -> Iterator[str]:
@@ -171,6 +172,9 @@ def _float_findings(entry: StepEntry) -> Iterator[str]:
 
 def _start_findings(record: RunRecord) -> Iterator[str]:
     manifest = record.manifest
+    for section, table in manifest.config.items():
+        if not isinstance(table, Mapping):
+            yield f"manifest: its configuration's section {section!r} is no table"
     if manifest.initial_weights or manifest.model_root:
         yield from _root_finding("manifest: initial weights", manifest.initial_weights, manifest.model_root)
     for entry in manifest.resumed:
