@@ -23,12 +23,8 @@ def gguf_to_hf(
     """Dequantise a GGUF model into a HF directory and check what was written."""
     from vime_core.plugins.types import load_attribute
 
-    converted = load_attribute("vime_megatron.conversion.gguf:convert_gguf", "gguf-to-hf")(gguf, output)
-    if as_json:
-        print_json({"directory": str(output), "summary": str(converted)})
-    else:
-        print(converted)
-    return 0
+    convert = load_attribute("vime_megatron.conversion.gguf:convert_gguf", "gguf-to-hf")
+    return _say(output, convert(gguf, output), as_json)
 
 
 TORCH_DIST = "vime_megatron.conversion.torch_dist"
@@ -39,6 +35,7 @@ def hf_to_torch_dist(
     context: typer.Context,
     source: Annotated[Path, typer.Option("--hf-checkpoint", help="The HF directory.", show_default=False)],
     output: Annotated[Path, typer.Option("--save", help="The directory to write; must not exist.", show_default=False)],
+    as_json: Json = False,
 ) -> int:
     """Write a HF model as a Megatron torch_dist checkpoint and check what was written, tensor by tensor.
 
@@ -47,17 +44,26 @@ def hf_to_torch_dist(
     from vime_core.plugins.types import load_attribute
 
     flags = dict(pairs(context.args))
-    print(load_attribute(f"{TORCH_DIST}:to_torch_dist", "hf-to-torch-dist")(source, output, flags))
-    return 0
+    convert = load_attribute(f"{TORCH_DIST}:to_torch_dist", "hf-to-torch-dist")
+    return _say(output, convert(source, output, flags), as_json)
 
 
 @app.command("torch-dist-to-hf")
 def torch_dist_to_hf(
     source: Annotated[Path, typer.Argument(help="What hf-to-torch-dist wrote.", show_default=False)],
     output: Annotated[Path, typer.Argument(help="The HF directory to write; must not exist.", show_default=False)],
+    as_json: Json = False,
 ) -> int:
     """Write a torch_dist checkpoint as a HF model and check what was written, tensor by tensor."""
     from vime_core.plugins.types import load_attribute
 
-    print(load_attribute(f"{TORCH_DIST}:to_hf_directory", "torch-dist-to-hf")(source, output))
+    convert = load_attribute(f"{TORCH_DIST}:to_hf_directory", "torch-dist-to-hf")
+    return _say(output, convert(source, output), as_json)
+
+
+def _say(output: Path, summary: object, as_json: bool) -> int:
+    if as_json:
+        print_json({"directory": str(output), "summary": str(summary)})
+    else:
+        print(summary)
     return 0

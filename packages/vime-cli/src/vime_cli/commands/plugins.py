@@ -69,12 +69,16 @@ def check(
 @app.command("new")
 def new(
     name: Annotated[str, typer.Argument(help="Of the distribution, such as vime-mine; a directory of that name.")],
+    as_json: Json = False,
 ) -> int:
     """Write a distribution with a structure, its contract and both sides, which `vime plugins check` finds whole."""
     from vime_cli.skeleton import write_skeleton
 
     place = write_skeleton(name, Path.cwd())
-    print(f"Wrote {place}. Next: pip install -e {place.name} && vime plugins check {name}")
+    if as_json:
+        print_json({"directory": str(place)})
+    else:
+        print(f"Wrote {place}. Next: pip install -e {place.name} && vime plugins check {name}")
     return 0
 
 
