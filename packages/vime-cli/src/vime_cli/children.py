@@ -34,3 +34,8 @@ def run_child(command: Sequence[str], *, quiet: bool) -> tuple[int, str]:
             child.kill()
         raise
     return child.returncode, said or ""
+
+
+def set_options(overrides: Sequence[str]) -> list[str]:
+    """The overrides as ``--set`` options of another ``vime`` command."""
+    return [part for override in overrides for part in ("--set", override)]

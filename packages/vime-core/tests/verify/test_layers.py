@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vime_core.alignment.taps import LAYER_TAPS
-from vime_core.verify.layers import TapRows, compare_taps, from_torch
+from vime_core.record.taps import TapRows, from_torch
+from vime_core.verify.layers import compare_taps
 
 LENGTH, PROMPT = 7, 3
 NAMES = ["embedding", *(f"layers.{layer}.{name}" for layer in range(2) for name in LAYER_TAPS), "final_norm", "logits"]

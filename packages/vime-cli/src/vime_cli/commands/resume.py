@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from vime_cli.arguments import Configs, Json, Set
+from vime_cli.children import set_options
 from vime_cli.commands.places import new_directory
 from vime_cli.output import print_json
 from vime_cli.signals import PARENT
@@ -68,7 +69,11 @@ def check_resume(
     config, _ = load_config(files, overrides)
     parent = new_directory(config.run.output, directory, "resume")
     whole, killed = parent / "whole", parent / "killed"
-    run = ["run", *map(str, files), *_sets([*overrides, f"run.steps={steps}", f"run.checkpoint_every={kill_after}"])]
+    run = [
+        "run",
+        *map(str, files),
+        *set_options([*overrides, f"run.steps={steps}", f"run.checkpoint_every={kill_after}"]),
+    ]
     _say(f"Running {' '.join(map(str, files))} into {whole}")
     _require_done(_vime(whole, *run, "--output", str(whole)))
     _say(f"Running it again into {killed}, to be killed after step {kill_after}")
@@ -97,10 +102,6 @@ class _Started:
             remedy="Correct what its own error names; `vime run` with the same arguments shows it alone.",
             code="VIME-BACKEND-001",
         )
-
-
-def _sets(overrides: Sequence[str]) -> list[str]:
-    return [part for override in overrides for part in ("--set", override)]
 
 
 def _vime(record: Path, *arguments: str) -> _Started:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vime_cli.children import run_child
+from vime_cli.children import run_child, set_options
 from vime_cli.commands.places import new_directory
 from vime_core.errors import BackendError, ConfigError, ContractViolation, RecordError, VimeError
 
@@ -31,8 +31,16 @@ def run_twice(files: Sequence[Path], overrides: Sequence[str], directory: Path |
 
 
 def _run_once(files: Sequence[Path], overrides: Sequence[str], record: Path, *, quiet: bool) -> None:
-    sets = [part for override in overrides for part in ("--set", override)]
-    command = [sys.executable, "-m", "vime_cli", "run", *map(str, files), *sets, "--output", str(record)]
+    command = [
+        sys.executable,
+        "-m",
+        "vime_cli",
+        "run",
+        *map(str, files),
+        *set_options(overrides),
+        "--output",
+        str(record),
+    ]
     code, said = run_child(command, quiet=quiet)
     if code:
         raise ended(record, code, said)

@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vime_core.alignment.taps import LOGITS
-from vime_core.record.taps import TapRows, from_torch
+from vime_core.record.taps import TapRows
 from vime_core.verify.difference import distance
 from vime_core.verify.ulps import BitComparison, compare_bfloat16, compare_bits
-
-__all__ = ["TapComparison", "TapDifference", "TapRows", "TapSummary", "compare_taps", "from_torch"]
 
 _LAYER: Final = re.compile(r"layers\.(\d+)\.(.+)")
 
