@@ -144,22 +144,7 @@ class AlignedLantern(AlignedModel):
                 code="VIME-LANTERN-001",
             )
 
-    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """(T, H) of ids (T)."""
-        return self.model.embed_tokens(input_ids)
-
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, intermediate_tensors: Any = None, inputs_embeds: Any = None
-    ) -> Tensor:
-        """Hidden states (T, H) after the final norm."""
-        if intermediate_tensors is not None or inputs_embeds is not None:
-            raise ValueError("an aligned model takes token ids, on one pipeline stage")
-        self.begin_step(positions)
-        return self.model(self.embed_input_ids(input_ids), positions)
-
-    def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """fp32 logits (T, V), capped and rounded to the model's dtype before that."""
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """See `AlignedModel.logits`; capped."""
         logits = self.operations.linear(hidden_states, self.model.embed_tokens.weight)
-        logits = self.operations.soft_cap(logits, self.config.logit_cap)
-        self.tap_logits(logits)
-        return logits.float()
+        return self.operations.soft_cap(logits, self.config.logit_cap)

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.attention.backend import AttentionBackend, AttentionMetadata, AttentionMetadataBuilder, MultipleOf
+from vllm.v1.attention.backend import AttentionBackend, AttentionMetadata, AttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
-from vime_core.errors import PolicyError
-from vime_vllm import compat
+from vime_vllm.aligned.attention import AnyPageBackend, require_causal
 
 
 @dataclass(frozen=True)
@@ -59,27 +58,17 @@ class RowMetadataBuilder(AttentionMetadataBuilder[RowMetadata]):
         """See vLLM's `AttentionMetadataBuilder`."""
         del fast_build
         common = common_attn_metadata
-        if common_prefix_len or common.causal is not True:
-            raise PolicyError(
-                "cascade or non-causal attention has no definition in the alignment contract",
-                remedy="Set alignment.contract to empty.",
-                code="VIME-ALIGN-026",
-            )
+        require_causal(common_prefix_len, common)
         slots = common.slot_mapping[: common.num_actual_tokens]
         return RowMetadata(
             common.num_actual_tokens, slots, common.query_start_loc, common.seq_lens, common.block_table_tensor
         )
 
 
-class RowBackend(AttentionBackend):
-    """What vLLM asks an attention backend. No kernel of vLLM's reads these rows; the layers of GLM-5 do."""
+class RowBackend(AnyPageBackend):
+    """A page holds its rows one after another. No kernel of vLLM's reads them; the layers of GLM-5 do."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.uint8]
-
-    @staticmethod
-    def get_name() -> str:
-        """A name that vLLM's enumeration of backends has."""
-        return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> Any:
@@ -88,21 +77,6 @@ class RowBackend(AttentionBackend):
     @staticmethod
     def get_builder_cls() -> type[RowMetadataBuilder]:
         return RowMetadataBuilder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        """Any: a page size changes no bit."""
-        del kv_cache_spec
-        return [MultipleOf(1)]
-
-    @classmethod
-    def supports_batch_invariance(cls) -> bool:
-        return True
-
-    @classmethod
-    def supported_kv_cache_layouts(cls) -> Any:
-        """A page holds its rows one after another."""
-        return compat.head_major_layouts()
 
 
 class RowCache(nn.Module, AttentionLayerBase):

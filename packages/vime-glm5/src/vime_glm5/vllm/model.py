@@ -172,29 +172,14 @@ class AlignedGlm5(AlignedModel):
             if not torch.equal(held.view(torch.uint8), made.view(torch.uint8))
         ]
 
-    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """(T, H) of ids (T)."""
-        return self.model.embed_tokens(input_ids)
-
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: Any = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states (T, H) after the final norm."""
-        if input_ids is None or intermediate_tensors is not None or inputs_embeds is not None:
-            raise ValueError("an aligned decoder takes token ids, on one pipeline stage")
+    def begin_step(self, positions: Tensor) -> None:
+        """See `AlignedModel.begin_step`; every derived tensor is there first."""
         self._derive_once()
-        self.begin_step(positions)
-        return self.model(self.embed_input_ids(input_ids), positions)
+        super().begin_step(positions)
 
-    def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """fp32 logits (T, V), rounded to the model's dtype before that."""
-        logits = self.lm_head(hidden_states)
-        self.tap_logits(logits)
-        return logits.float()
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """See `AlignedModel.logits`."""
+        return self.lm_head(hidden_states)
 
     def _derive_once(self) -> None:
         if not self._derived:

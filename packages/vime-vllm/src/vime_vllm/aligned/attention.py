@@ -39,8 +39,7 @@ class AlignedMetadataBuilder(AttentionMetadataBuilder[AlignedMetadata]):
         """See vLLM's `AttentionMetadataBuilder`."""
         del fast_build
         common = common_attn_metadata
-        if common_prefix_len or common.causal is not True:
-            raise _refused("cascade or non-causal attention")
+        require_causal(common_prefix_len, common)
         batch = PagedBatch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
         return AlignedMetadata(common.num_actual_tokens, batch)
 
@@ -111,11 +110,8 @@ class AlignedAttentionImpl(AttentionImpl[AlignedMetadata]):
         return output
 
 
-class AlignedAttentionBackend(AttentionBackend):
-    """What vLLM asks an attention backend; chosen explicitly by `vime_vllm.aligned.modules.attention_layer`."""
-
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float32]
-    forward_includes_kv_cache_update = False
+class AnyPageBackend(AttentionBackend):
+    """What vLLM asks an attention backend, as every backend of an alignment contract answers."""
 
     @staticmethod
     def get_name() -> str:
@@ -123,22 +119,10 @@ class AlignedAttentionBackend(AttentionBackend):
         return "CUSTOM"
 
     @staticmethod
-    def get_impl_cls() -> type[AlignedAttentionImpl]:
-        return AlignedAttentionImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[AlignedMetadataBuilder]:
-        return AlignedMetadataBuilder
-
-    @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         """Any: a page size changes no bit."""
         del kv_cache_spec
         return [MultipleOf(1)]
-
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return True
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
@@ -148,6 +132,25 @@ class AlignedAttentionBackend(AttentionBackend):
     def supported_kv_cache_layouts(cls) -> Any:
         """Heads outside of slots (asked by 0.32)."""
         return compat.head_major_layouts()
+
+
+class AlignedAttentionBackend(AnyPageBackend):
+    """Chosen explicitly by `vime_vllm.aligned.modules.attention_layer`."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float32]
+    forward_includes_kv_cache_update = False
+
+    @staticmethod
+    def get_impl_cls() -> type[AlignedAttentionImpl]:
+        return AlignedAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[AlignedMetadataBuilder]:
+        return AlignedMetadataBuilder
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
 
     @staticmethod
     def get_kv_cache_shape(
@@ -171,6 +174,12 @@ def paged(kv_cache: Tensor) -> KvCache:
     pages, heads, page, both = kv_cache.shape
     keys, values = kv_cache.view(pages, heads, 2 * page, both // 2).chunk(2, dim=2)
     return KvCache(keys, values)
+
+
+def require_causal(common_prefix_len: int, common: Any) -> None:
+    """Raise PolicyError for what no contract defines: cascade or non-causal attention in vLLM's common metadata."""
+    if common_prefix_len or common.causal is not True:
+        raise _refused("cascade or non-causal attention")
 
 
 def _refused(what: str) -> PolicyError:

@@ -32,18 +32,20 @@ class Place:
 class AlignedModel(nn.Module):
     """A vLLM model class of an alignment contract.
 
-    A subclass builds its modules in ``__init__(*, vllm_config, prefix="")`` from `vime_vllm.aligned.modules` with
-    ``self.operations``, under the names of a Hugging Face directory, and defines ``embed_input_ids(input_ids)``,
-    ``forward(input_ids, positions, intermediate_tensors=None, inputs_embeds=None)`` -> hidden states [T, H], and
-    ``compute_logits(hidden_states)`` -> fp32 logits [T, V]. For taps, the former begins with `begin_step` and the
-    latter calls `tap_logits`. A subclass may define the static method ``check_config(config)``, which raises
-    PolicyError for a configuration that its contract does not cover, before an engine is started.
+    A subclass sets ``self.model`` in ``__init__(*, vllm_config, prefix="")``: modules of `vime_vllm.aligned.modules`
+    with ``self.operations``, under the names of a Hugging Face directory. ``self.model.embed_tokens(ids)`` is the
+    embedding, ``self.model(embedded, positions)`` gives hidden states [T, H], and the subclass's
+    ``logits(hidden_states)`` gives [T, V]. It may define the static method ``check_config(config)``, which raises
+    PolicyError for a configuration that its contract does not cover, before an engine is started. One that is built
+    otherwise overrides what vLLM calls: ``embed_input_ids``, ``forward`` (which begins with `begin_step`) and
+    ``compute_logits`` (which calls `tap_logits`).
 
     Attributes:
         ignored_weights: ends of names in a directory that hold no weight of this model.
         engine_environment: variables that the engine's processes need for this class.
     """
 
+    model: Any
     engine_environment: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, vllm_config: Any) -> None:
@@ -91,6 +93,33 @@ class AlignedModel(nn.Module):
             for leaf, _ in parameters(module):
                 found |= _module_places(path, module, leaf)
         return found
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Logits (T, V) of hidden states (T, H), rounded to the model's dtype."""
+        raise NotImplementedError(f"{type(self).__name__} defines no logits")
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        """(T, H) of ids (T)."""
+        return self.model.embed_tokens(input_ids)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states (T, H) after the final norm."""
+        if input_ids is None or intermediate_tensors is not None or inputs_embeds is not None:
+            raise ValueError("an aligned model takes token ids, on one pipeline stage")
+        self.begin_step(positions)
+        return self.model(self.embed_input_ids(input_ids), positions)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """fp32 logits (T, V)."""
+        logits = self.logits(hidden_states)
+        self.tap_logits(logits)
+        return logits.float()
 
     def begin_step(self, positions: Tensor) -> None:
         """Remember the positions (T) of the tokens of this engine step."""

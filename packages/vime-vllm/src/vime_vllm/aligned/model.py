@@ -151,31 +151,11 @@ class AlignedDecoder(AlignedModel):
         """Raise PolicyError for a Hugging Face configuration that the contract does not cover."""
         cls.structure_of(config)
 
-    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """(T, H) of ids (T)."""
-        return self.model.embed_tokens(input_ids)
-
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: Any = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states (T, H) after the final norm."""
-        if input_ids is None or intermediate_tensors is not None or inputs_embeds is not None:
-            raise ValueError("an aligned decoder takes token ids, on one pipeline stage")
-        self.begin_step(positions)
-        return self.model(self.embed_input_ids(input_ids), positions)
-
-    def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """fp32 logits (T, V), rounded to the model's dtype before that."""
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """See `AlignedModel.logits`; of the embedding's matrix where it is tied."""
         if self.lm_head is None:
-            logits = self.operations.linear(hidden_states, self.model.embed_tokens.weight)
-        else:
-            logits = self.lm_head(hidden_states)
-        self.tap_logits(logits)
-        return logits.float()
+            return self.operations.linear(hidden_states, self.model.embed_tokens.weight)
+        return self.lm_head(hidden_states)
 
 
 def _tap_names(layer: int) -> dict[str, str]:
