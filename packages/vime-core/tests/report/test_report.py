@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ from vime_core.record.reader import RunRecord
 from vime_core.record.schema import Manifest, StepEntry
 from vime_core.report.chart import chart
 from vime_core.report.page import STYLE, page, write_report
+from vime_core.report.verdicts import read_verdicts
 
 VOID = {"meta"}
 METRICS = {"reward/mean": 0.5, "rollout/entropy": 2.0, "train_rollout_logprob_abs_diff/max": 0.0, "train/loss": -0.25}
@@ -155,3 +157,22 @@ def test_a_file_that_exists_and_a_record_without_steps_are_refused(tmp_path: Pat
         write_report(record(tmp_path), written)
     with pytest.raises(RecordError, match="holds no finished step"):
         page(record(tmp_path, steps=0))
+
+
+def test_verdicts_are_read_from_what_verify_prints(tmp_path: Path) -> None:
+    one = {"name": "batch", "holds": None, "sentence": "Batch could not be <checked>.", "unequal": 0}
+    (tmp_path / "one.json").write_text(json.dumps(one))
+    (tmp_path / "all.json").write_text(json.dumps({"exit_code": 1, "verdicts": [one, {**one, "holds": True}]}))
+    single, several = read_verdicts(tmp_path / "one.json"), read_verdicts(tmp_path / "all.json")
+    assert [verdict.holds for verdict in single + several] == [None, None, True]
+    seen = parsed(page(record(tmp_path), several))
+    assert seen.text.count("Batch could not be <checked>.") == 2
+    marks = [value for tag, name, value in seen.attributes if (tag, name) == ("td", "class")]
+    assert marks.count("good") == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"verdicts": [{}]}', '{"name": "a", "holds": 1, "sentence": "s"}'])
+def test_what_is_no_verdict_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(RecordError, match="no output of vime verify"):
+        read_verdicts(tmp_path / "x.json")

@@ -14,14 +14,26 @@ from vime_cli.output import print_json
 def report(
     run: Annotated[Path, typer.Argument(help="A run record.", show_default=False)],
     output: Annotated[Path | None, typer.Option(help="The file to write; default: RUN.html beside the record.")] = None,
+    others: Annotated[
+        list[Path] | None, typer.Option("--against", help="A record to compare with, bit for bit. Repeatable.")
+    ] = None,
+    files: Annotated[
+        list[Path] | None, typer.Option("--verdicts", help="What vime verify --json printed. Repeatable.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
-    """Write one self-contained HTML page: curves, mismatch, time by phase, environment, and whether it is sound."""
+    """Write one self-contained HTML page: verdicts, curves, mismatch, time by phase, environment, and whether the
+    record is sound.
+    """
     from vime_core.record.reader import RunRecord
     from vime_core.report.page import write_report
+    from vime_core.report.verdicts import against, read_verdicts
 
     target = output or run.with_name(f"{run.resolve().name}.html")
-    written = write_report(RunRecord.open(run), target)
+    record = RunRecord.open(run)
+    shown = [against(record, RunRecord.open(other)) for other in others or []]
+    shown += [verdict for file in files or [] for verdict in read_verdicts(file)]
+    written = write_report(record, target, shown)
     if as_json:
         print_json({"report": str(written)})
     else:

@@ -9,7 +9,7 @@ from typing import Final
 
 WIDTH: Final = 360
 HEIGHT: Final = 180
-LEFT: Final = 56
+LEFT: Final = 64
 BOTTOM: Final = 22
 TOP: Final = 8
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Final, cast
@@ -13,13 +13,15 @@ from vime_core.record.check import RecordCheck
 from vime_core.record.files import write_whole
 from vime_core.record.reader import RunRecord
 from vime_core.report.chart import Points, chart
+from vime_core.report.verdicts import ShownVerdict
 
 MISMATCH: Final = "train_rollout_logprob_abs_diff"
 CURVES: Final[Mapping[str, tuple[str, ...]]] = {
     "Reward": ("reward/mean", "reward/min", "reward/max"),
     "Evaluation reward": ("evaluation/reward",),
     "|train - rollout log-prob|": (f"{MISMATCH}/max", MISMATCH),
-    "Entropy (nats a token)": ("rollout/entropy",),
+    "Share of tokens whose log-prob differs": (f"{MISMATCH}/unequal",),
+    "Entropy (nats a token)": ("rollout/entropy", "train/entropy"),
     "Loss": ("train/loss",),
     "Gradient norm": ("train/grad_norm",),
     "KL to the reference": ("train/reference_kl",),
@@ -37,25 +39,29 @@ STYLE: Final = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1280px; padding: 16px; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h1, p { overflow-wrap: anywhere; }
 .grid { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
-figure { margin: 0; padding: 12px; border: 1px solid var(--line); border-radius: 8px; }
+figure { margin: 0; min-width: 0; padding: 12px; border: 1px solid var(--line); border-radius: 8px; }
 figcaption { font-weight: 600; } svg { width: 100%; height: auto; display: block; }
-svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } .frame { fill: none; stroke: var(--line); }
+svg text { fill: var(--soft); font: 13px system-ui, sans-serif; } .frame { fill: none; stroke: var(--line); }
 polyline { fill: none; stroke-width: 1.8; } polyline.s0 { stroke: var(--c0); } polyline.s1 { stroke: var(--c1); }
 polyline.s2 { stroke: var(--c2); } circle.s0 { fill: var(--c0); } circle.s1 { fill: var(--c1); }
-circle.s2 { fill: var(--c2); } .legend span { margin-right: 1em; } .legend { font-size: 0.85rem; margin: 4px 0 0; }
+circle.s2 { fill: var(--c2); }
+.legend { display: flex; flex-wrap: wrap; gap: 0 1em; font-size: 0.85rem; margin: 4px 0 0; }
+.legend span { min-width: 0; overflow-wrap: anywhere; }
 span.s0 { color: var(--c0); } span.s1 { color: var(--c1); } span.s2 { color: var(--c2); }
 .good { color: var(--good); } .bad { color: var(--bad); }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
-th, td { text-align: left; padding: 4px 8px; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
+th, td { text-align: left; vertical-align: top; padding: 4px 8px; border-bottom: 1px solid var(--line); }
+th { font-weight: 600; } td { overflow-wrap: anywhere; } .facts th { width: 30%; }
+td.number { text-align: right; white-space: nowrap; } td.share { width: 60%; min-width: 60px; vertical-align: middle; }
 .bar { height: 14px; background: var(--c0); border-radius: 3px; min-width: 1px; }
 details { margin: 8px 0; } pre { overflow-x: auto; font-size: 0.85rem; }
 """
 
 
-def write_report(record: RunRecord, output: Path) -> Path:
-    """Write the page.
+def write_report(record: RunRecord, output: Path, verdicts: Sequence[ShownVerdict] = ()) -> Path:
+    """Write the page, with verdicts on the run that the record itself does not hold.
 
     Raises:
         RecordError: ``output`` exists, the record holds no step, or it is damaged beyond reading.
@@ -66,11 +72,11 @@ def write_report(record: RunRecord, output: Path) -> Path:
             remedy="Name another file with --output, or remove it.",
             code="VIME-RECORD-056",
         )
-    write_whole(output, page(record).encode())
+    write_whole(output, page(record, verdicts).encode())
     return output
 
 
-def page(record: RunRecord) -> str:
+def page(record: RunRecord, verdicts: Sequence[ShownVerdict] = ()) -> str:
     """The record as one HTML document without a reference to anything outside it."""
     if not record.steps:
         raise RecordError(
@@ -83,6 +89,7 @@ def page(record: RunRecord) -> str:
     parts = [
         f"<h1>{escape(name)}</h1>",
         _summary(record, record.check()),
+        f"<h2>Verdicts</h2>{_verdicts(verdicts)}",
         f'<h2>Curves</h2><div class="grid">{"".join(_curves(record))}</div>',
         f"<h2>Time by phase</h2>{_times(record)}",
         f"<h2>Environment</h2>{_environment(record)}",
@@ -112,11 +119,24 @@ def _summary(record: RunRecord, check: RecordCheck) -> str:
         "resumed": (", ".join(f"at step {entry.step}" for entry in manifest.resumed) or "never", None),
         "final weights": (record.steps[-1].weights_root, None),
     }
-    marks = {True: ' class="good"', False: ' class="bad"', None: ""}
+    return _facts((name, text, good) for name, (text, good) in rows.items())
+
+
+_MARKS: Final = {True: ' class="good"', False: ' class="bad"', None: ""}
+
+
+def _facts(rows: Iterable[tuple[str, str, bool | None]]) -> str:
+    """A table of names and values; a value that is good or bad has that colour."""
     cells = "".join(
-        f"<tr><th>{escape(k)}</th><td{marks[good]}>{escape(text)}</td></tr>" for k, (text, good) in rows.items()
+        f"<tr><th>{escape(name)}</th><td{_MARKS[good]}>{escape(text)}</td></tr>" for name, text, good in rows
     )
-    return f'<div class="wide"><table>{cells}</table></div>'
+    return f'<table class="facts">{cells}</table>'
+
+
+def _verdicts(verdicts: Sequence[ShownVerdict]) -> str:
+    if not verdicts:
+        return "<p>None was given: see vime report --against and --verdicts.</p>"
+    return _facts((f"{one.name} ({one.source})", one.sentence, bool(one.holds)) for one in verdicts)
 
 
 def _contract_name(text: str) -> str:
@@ -142,22 +162,31 @@ def _times(record: RunRecord) -> str:
             totals[phase] = totals.get(phase, 0.0) + seconds
     whole = sum(totals.values()) or 1.0
     rows = "".join(
-        f'<tr><th>{escape(phase)}</th><td>{seconds:.1f} s</td><td>{seconds / whole:.0%}</td><td style="width:50%">'
-        f'<div class="bar" style="width:{100 * seconds / whole:.1f}%"></div></td></tr>'
+        f'<tr><th>{escape(phase)}</th><td class="number">{_seconds(seconds)}</td>'
+        f'<td class="number">{seconds / whole:.0%}</td>'
+        f'<td class="share"><div class="bar" style="width:{100 * seconds / whole:.1f}%"></div></td></tr>'
         for phase, seconds in sorted(totals.items(), key=lambda item: -item[1])
     )
-    return f'<div class="wide"><table>{rows}</table></div>'
+    return f"<table>{rows}</table>"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms"
 
 
 def _environment(record: RunRecord) -> str:
     manifest = record.manifest
     rows = {"vime": manifest.vime_version, **manifest.platform}
-    table = "".join(f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
+    for one in manifest.processes:
+        held = [f"{name} {version}" for name, version in one.versions.items() if version]
+        device = [str(one.hardware[key]) for key in ("device", "cpu") if one.hardware.get(key)]
+        rows[f"{one.role} {one.rank}"] = ", ".join([*held, *device]) or "nothing reported"
     processes = "".join(
-        f"<details><summary>{escape(one.role)} {one.rank}</summary><pre>{_json(one.model_dump())}</pre></details>"
+        f"<details><summary>{escape(one.role)} {one.rank}: environment and settings</summary>"
+        f"<pre>{_json(one.model_dump())}</pre></details>"
         for one in manifest.processes
     )
-    return f'<div class="wide"><table>{table}</table></div>{processes}'
+    return _facts((name, str(value), None) for name, value in rows.items()) + processes
 
 
 def _json(value: Any) -> str:
