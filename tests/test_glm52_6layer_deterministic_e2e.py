@@ -22,14 +22,13 @@ from vime_core.verify.spread import spread
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
-LONG = "Count the apples in the basket and answer with the number alone. "
 FROZEN = ".indexer."
 BIAS = "e_score_correction_bias"
 
 
 @pytest.fixture(scope="module", params=["fp8", "bf16"])
 def gate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    sets = ("sampling.max_tokens=12", "sampling.samples_per_prompt=2", f"data.system_prompt='{LONG}'")
+    sets = ("sampling.max_tokens=12", "sampling.samples_per_prompt=2")
     with opened(request.param, tmp_path_factory.mktemp("gate"), *sets) as made:
         yield made
 

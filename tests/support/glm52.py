@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,24 +27,55 @@ from vime_glm5.structure import Glm5Shape, read_shape
 CONFIG = ROOT / "configs" / "glm5-tiny.toml"
 CONTRACTS = {"fp8": "glm5/v1", "bf16": "glm5/v1-bf16kv"}
 FAULTS = "glm52_faults"
+SENTENCE = "Count the apples in the basket and answer with the number alone. "
+GPU_PROVIDER = "GLM52_GATE_PROVIDER"
+"""Environment variable: the provider that the gates use on a GPU, ``reference`` where it is not set."""
+LARGER = {
+    "hidden": 512,
+    "intermediate": 1024,
+    "heads": 8,
+    "q_lora": 256,
+    "nope": 128,
+    "value": 128,
+    "experts": 16,
+    "experts_per_token": 4,
+    "expert_intermediate": 256,
+    "index_heads": 4,
+    "index_top_k": 64,
+}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a gate runs here, and what of it cannot run."""
+    """How large a gate runs here, and what of it cannot run.
+
+    ``repeats``: how often prompts begin with `SENTENCE`; ``own_data``: questions that need no package.
+    """
 
     name: str
     sets: tuple[str, ...]
     not_run: tuple[str, ...]
+    repeats: int = 1
+    own_data: bool = False
 
 
 def scale_of_this_machine() -> Scale:
     gpus = torch.cuda.device_count()
-    not_run = ["experts over GPUs: no provider for CUDA", "the FP8 checkpoint of GLM-5.2: no weights here"]
+    not_run = ["experts over ranks: the gates have one rank a side", "the FP8 checkpoint of GLM-5.2: no weights here"]
     if not gpus:
         return Scale("tiny, on CPU", (), (*not_run, "anything on a GPU: there is none"))
-    sets = ("model.random-glm5.hidden=512", "model.random-glm5.experts=16", "alignment.provider='reference'")
-    return Scale(f"larger, on 1 of {gpus} GPUs", sets, tuple(not_run))
+    provider = os.environ.get(GPU_PROVIDER, "reference")
+    sets = [f"model.random-glm5.{name}={size}" for name, size in LARGER.items()]
+    sets += [f"alignment.provider='{provider}'", "trainer.token_budget=2048"]
+    name = f"larger, on 1 of {gpus} GPUs ({torch.cuda.get_device_name()}), provider {provider}"
+    return Scale(name, tuple(sets), tuple(not_run), repeats=2, own_data=True)
+
+
+def data_of_its_own(place: Path) -> tuple[str, ...]:
+    """Settings for a file of sums."""
+    sums = [{"question": f"{n} + {7 * n + 3} = ?", "answer": str(8 * n + 3)} for n in range(1, 65)]
+    (place / "sums.jsonl").write_text("\n".join(json.dumps(one) for one in sums))
+    return "data.source='jsonl'", f"data.jsonl.path='{place / 'sums.jsonl'}'"
 
 
 @dataclass
@@ -93,7 +125,8 @@ class Gate:
 @contextmanager
 def opened(kind: str, state: Path, *sets: str) -> Iterator[Gate]:
     scale = scale_of_this_machine()
-    config, plugins = load_config([CONFIG], [f"alignment.contract='{CONTRACTS[kind]}'", *scale.sets, *sets])
+    prompts = (f"data.system_prompt='{SENTENCE * scale.repeats}'", *(data_of_its_own(state) if scale.own_data else ()))
+    config, plugins = load_config([CONFIG], [f"alignment.contract='{CONTRACTS[kind]}'", *prompts, *scale.sets, *sets])
     with exactly({}):
         policy = checked_policy(config, plugins)
         parts = ready_parts(with_learning_rate(config, UPDATE_LR), policy, plugins)

@@ -58,7 +58,7 @@ def break_ties_the_other_way(worker: Any) -> None:
 
     def make(_: Any) -> Any:
         def choose(scores: Tensor, visible: Tensor, k: int) -> Tensor:
-            result = torch.full((len(scores), k), -1, dtype=torch.int32)
+            result = torch.full((len(scores), k), -1, dtype=torch.int32, device=scores.device)
             for row, end in enumerate(visible.tolist()):
                 flipped = order_keys(scores[row, :end].flip(0))
                 best = end - 1 - torch.topk(flipped, min(k, end)).indices
@@ -107,7 +107,7 @@ def keep_fresh_keys_unquantised(worker: Any, layer: int) -> None:
 
     def attend_request(q: Tensor, chosen: Tensor, request: Any) -> Tensor:
         operations, shape, first = attention.operations, attention.shape, request.length - (request.end - request.first)
-        picked = torch.arange(request.length)
+        picked = torch.arange(request.length, device=q.device)
         keys = operations.unpack_keys(attention.cache.read(request, picked), shape.kv_lora, shape.rotary)
         keys[first:] = fresh[0][request.first : request.end]
         return operations.sparse_attention(q, keys, chosen, shape.scale, shape.kv_lora)

@@ -57,9 +57,9 @@ def forced(value: Tensor, traced: Tensor) -> Twice:
 def open_reference(
     contract: Contract, directory: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
 ) -> Glm5Reference:
-    """What ``ContractEntry.reference`` names: see `vime_core.verify.reference_model.open_reference`."""
+    """What ``ContractEntry.reference`` names: see `vime_core.verify.reference_model.open_reference`. On the CPU."""
     config = json.loads((directory / "config.json").read_text())
-    shape, held = read_shape(config), dict(weights)
+    shape, held = read_shape(config), {name: tensor.cpu() for name, tensor in weights}
     table = rope_table(shape.positions, shape.rotary, rope_theta(config))
     return Glm5Reference(load_operations(contract, "cpu"), shape, held, table, dtype)
 

@@ -10,7 +10,7 @@ from glm5_support import assert_same, check_gradients, gradients, normal, unequa
 
 from vime_core.errors import PolicyError
 from vime_core.numerics import AttentionSpec
-from vime_glm5.numerics import GLM5_V1, GLM5_V1_BF16KV, Glm5Operations, load_operations
+from vime_glm5.numerics import GLM5_V1, GLM5_V1_BF16KV, Glm5Operations, load_operations, sparse_attention
 from vime_glm5.numerics.latent_codec import row_bytes
 
 L, R = 256, 64
@@ -85,6 +85,15 @@ def test_against_fp64(every: Glm5Operations) -> None:
     found = every.sparse_attention(q, keys, chosen, 0.1, L)
     assert (found.double() - exact).abs().max() < 2.0**-8 * exact.abs().max()
     assert_same(found, load_operations(GLM5_V1, "reference").sparse_attention(q, keys, chosen, 0.1, L))
+
+
+def test_the_reference_is_the_paged_walk_and_takes_queries_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = load_operations(GLM5_V1, "reference")
+    q, keys, chosen = normal(4, 20, 3, L + R, scale=0.3), normal(5, 40, L + R), _chosen(20, 40, 16, 6)
+    whole = reference.sparse_attention(q, keys, chosen, 0.1, L)
+    assert_same(whole, sparse_attention.paged(reference.kernels, q, keys, chosen, 0.1, L))
+    monkeypatch.setattr(sparse_attention, "_REFERENCE_BYTES", 64 * 3 * 16 * 7)
+    assert_same(reference.sparse_attention(q, keys, chosen, 0.1, L), whole)
 
 
 def test_all_keys_chosen_is_the_dense_attention(ops: Glm5Operations) -> None:

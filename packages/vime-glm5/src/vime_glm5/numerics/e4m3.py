@@ -68,7 +68,8 @@ def padded(x: Tensor, *multiples: int) -> Tensor:
 def quantise_weight(weight: Tensor, parts: int = 1) -> BlockWeight:
     """Of the master weight (N, K), in bf16 or fp32, of ``parts`` stacked projections."""
     held = [_quantise(part) for part in weight.chunk(parts)]
-    return BlockWeight(torch.cat([q for q, _ in held]), torch.cat([scales for _, scales in held]), parts)
+    q = torch.cat([q.view(torch.uint8) for q, _ in held]).view(E4M3)
+    return BlockWeight(q, torch.cat([scales for _, scales in held]), parts)
 
 
 def _quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

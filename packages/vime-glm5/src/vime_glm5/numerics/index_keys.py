@@ -17,6 +17,7 @@ from vime_core.numerics.arithmetic import widen
 from vime_glm5.numerics.e4m3 import E4M3, round_e4m3, scale_of
 
 _FLOOR = 1e-4
+_EXPONENT_BIAS, _SIGNIFICAND_BITS = 127, 23  # of fp32; no scale is subnormal
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,7 +25,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = widen(x)
     mantissa, exponent = torch.frexp(scale_of(wide.abs().amax(-1), _FLOOR))
     power = torch.where(mantissa == 0.5, exponent - 1, exponent)
-    scales = torch.ldexp(torch.ones_like(mantissa), power)
+    scales = ((power + _EXPONENT_BIAS) << _SIGNIFICAND_BITS).view(torch.float32)
     return round_e4m3(wide, scales.unsqueeze(-1)), scales
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from torch import Tensor
 
@@ -73,11 +74,14 @@ REFERENCE = Glm5Kernels(
     index_unpack=index_keys.unpack,
     index_scores=index_scores.reference,
     top_k=top_k.reference,
-    attend=sparse_attention.attend,
+    attend=sparse_attention.reference,
     attend_backward=sparse_attention.backward,
     route=router.reference,
     combine=combine.reference,
     add_shared=combine.add_shared,
     layer_norm=layer_norm.reference,
 )
-"""Plain torch, on CPU or GPU; attention and what the dense contract has run on its provider."""
+"""Plain torch, on CPU or GPU; what the dense contract has runs on its provider."""
+
+BY_PROVIDER: Final = {"cpu": replace(REFERENCE, attend=sparse_attention.paged)}
+"""Providers of the dense contract whose paged attention takes keys of this size, one a page; others: `REFERENCE`."""

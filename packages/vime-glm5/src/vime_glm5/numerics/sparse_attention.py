@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vime_core.numerics import AttentionSpec, KvCache, PagedBatch
-from vime_core.numerics.arithmetic import lane_dot, narrow, widen
+from vime_core.numerics.arithmetic import exp, fma, lane_dot, lane_sum, narrow, widen
 from vime_core.numerics.gradients import needs_gradient, record
 from vime_core.numerics.kernels import Kernels
 
@@ -27,8 +27,31 @@ if TYPE_CHECKING:
     from vime_glm5.numerics.operations import Glm5Operations
 
 
-def attend(kernels: Kernels, q: Tensor, keys: Tensor, chosen: Tensor, scale: float, latent: int) -> Tensor:
-    """o (T, heads, L): every query is a request of one token whose pages are single keys."""
+_REFERENCE_BYTES = 1 << 29  # how much the reference keeps in lanes at a time
+
+
+def reference(kernels: Kernels, q: Tensor, keys: Tensor, chosen: Tensor, scale: float, latent: int) -> Tensor:
+    """o (T, heads, L), in plain torch, all queries side by side: as many steps for one query as for many."""
+    del kernels
+    step = max(1, _REFERENCE_BYTES // (64 * q.shape[1] * max(1, chosen.shape[1])))
+    parts = zip(torch.split(q, step), torch.split(chosen, step), strict=True)
+    return torch.cat([_walk(part, keys, picks, scale, latent) for part, picks in parts])
+
+
+def _walk(q: Tensor, keys: Tensor, chosen: Tensor, scale: float, latent: int) -> Tensor:
+    """o (n, heads, L) of q (n, heads, L + R) over the keys (N, L + R) that are chosen (n, k)."""
+    picked, real = keys[chosen.clamp_min(0).long()], chosen >= 0
+    t = (lane_dot(q.unsqueeze(2), picked.unsqueeze(1)) * scale).masked_fill(~real.unsqueeze(1), -torch.inf)
+    weights = exp(t - t.amax(-1, keepdim=True))
+    values, o = widen(picked[..., :latent]), torch.zeros(*q.shape[:2], latent, device=q.device)
+    for rank in range(chosen.shape[1]):
+        added = fma(weights[:, :, rank, None], values[:, None, rank], o)
+        o = torch.where(real[:, rank, None, None], added, o)
+    return narrow(o / lane_sum(weights).unsqueeze(-1), q.dtype)
+
+
+def paged(kernels: Kernels, q: Tensor, keys: Tensor, chosen: Tensor, scale: float, latent: int) -> Tensor:
+    """The same by the dense contract's paged attention: every query is a request of one token, a page is one key."""
     rows = keys[:, None, None]
     cache = KvCache(rows, rows)
     start = torch.arange(len(q) + 1, device=q.device)

@@ -78,6 +78,14 @@ class RowBackend(AnyPageBackend):
     def get_builder_cls() -> type[RowMetadataBuilder]:
         return RowMetadataBuilder
 
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """(pages, 1, page size, width) (asked by 0.26)."""
+        del cache_dtype_str
+        return num_blocks, num_kv_heads, block_size, head_size
+
 
 class RowCache(nn.Module, AttentionLayerBase):
     """The pages of one layer: ``width`` bytes a token.
@@ -91,7 +99,6 @@ class RowCache(nn.Module, AttentionLayerBase):
     def __init__(self, vllm_config: Any, prefix: str, width: int) -> None:
         super().__init__()
         self.prefix, self.width = prefix, width
-        self.page = int(vllm_config.cache_config.block_size)
         self.attn_backend = RowBackend
         self.kv_cache = torch.tensor([])
         layers = vllm_config.compilation_config.static_forward_context
@@ -120,13 +127,14 @@ class RowCache(nn.Module, AttentionLayerBase):
         """Store rows (T, width) at slots (T)."""
         real = slots >= 0
         at = slots[real].long()
-        self._pages()[at // self.page, at % self.page] = rows[: len(slots)][real]
+        pages = self._pages()
+        pages[at // pages.shape[1], at % pages.shape[1]] = rows[: len(slots)][real]
 
     def read(self, request: Request, positions: Tensor) -> Tensor:
         """Rows (n, width) of a request's tokens at positions (n), through its block table."""
-        at = positions.long()
-        return self._pages()[request.pages[at // self.page], at % self.page]
+        at, pages = positions.long(), self._pages()
+        return pages[request.pages[at // pages.shape[1]], at % pages.shape[1]]
 
     def _pages(self) -> Tensor:
-        """(pages, page size, width)."""
+        """(pages, page size, width); the page size is the tensor's own, which vLLM settles after the model is built."""
         return self.kv_cache.squeeze(1)
