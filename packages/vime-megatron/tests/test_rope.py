@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from vime_core.errors import ConfigError
-from vime_megatron.rope import Llama3Scaling, Rope, frequencies, read_rope, rope_table, rotate
+from vime_core.numerics import RopeScaling
+from vime_megatron.rope import Rope, read_rope, rope_table, rotate
 
 LLAMA3 = {
     "rope_theta": 500000.0,
@@ -18,33 +19,42 @@ LLAMA3 = {
 }
 
 
+PLAIN = RopeScaling(original_positions=96)
+LINEAR = RopeScaling("linear", factor=4, original_positions=96)
+YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, Rope(1e6)),
-        ({"rope_theta": 1e5}, Rope(1e5)),
-        ({"rope_theta": 1e5, "rope_scaling": {"type": "linear", "factor": 4}}, Rope(1e5, 4.0)),
-        ({"rope_theta": 500000.0, "rope_scaling": LLAMA3}, Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 64))),
-        ({"rope_parameters": LLAMA3}, Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 64))),
-        ({"rope_scaling": None}, Rope(10000.0)),
-        ({}, Rope(10000.0)),
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, Rope(1e6, PLAIN)),
+        ({"rope_theta": 1e5}, Rope(1e5, PLAIN)),
+        (
+            {"rope_theta": 1e5, "rope_scaling": {"type": "linear", "factor": 4}},
+            Rope(1e5, LINEAR),
+        ),
+        ({"rope_theta": 500000.0, "rope_scaling": LLAMA3}, Rope(500000.0, RopeScaling("llama3", 8.0, 1.0, 4.0, 64))),
+        ({"rope_parameters": LLAMA3}, Rope(500000.0, RopeScaling("llama3", 8.0, 1.0, 4.0, 64))),
+        ({"rope_scaling": None}, Rope(10000.0, PLAIN)),
+        ({}, Rope(10000.0, PLAIN)),
     ],
 )
 def test_both_generations_of_keys_are_read(config: dict[str, Any], expected: Rope) -> None:
-    assert read_rope(config) == expected
+    assert read_rope({**config, "max_position_embeddings": 96}) == expected
 
 
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "short_factor": [1.0]}}, "short_factor"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "dynamic"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
     ],
 )
 def test_other_kinds_are_refused_by_name(config: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        read_rope(config)
+        read_rope({**config, "max_position_embeddings": 96})
 
 
 @pytest.mark.parametrize(
@@ -53,17 +63,20 @@ def test_other_kinds_are_refused_by_name(config: dict[str, Any], named: str) -> 
         {"rope_theta": 10000.0, "rope_type": "default"},
         {"rope_theta": 10000.0, "rope_type": "linear", "factor": 4.0},
         LLAMA3,
+        YARN,
     ],
 )
-def test_frequencies_agree_with_transformers(parameters: dict[str, Any]) -> None:
+def test_the_table_agrees_with_transformers(parameters: dict[str, Any]) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    config = LlamaConfig(hidden_size=64, num_attention_heads=2, rope_parameters=dict(parameters))
-    theirs = LlamaRotaryEmbedding(config).inv_freq.double()
-    ours = frequencies(read_rope({"rope_parameters": parameters}), 32)
-    assert torch.allclose(ours, theirs, rtol=3e-7, atol=0)
-    assert not torch.allclose(ours, 1.001 * theirs, rtol=3e-7, atol=0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 96}
+    config = LlamaConfig(**sizes, rope_parameters=dict(parameters))
+    theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(96)[None])
+    ours = rope_table(read_rope({"rope_parameters": parameters, **sizes}), 32, 96)
+    for own, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(own, other[0, :, :16], atol=3e-5, rtol=0)
+        assert not torch.allclose(own, 1.001 * other[0, :, :16], atol=3e-5, rtol=0)
 
 
 def test_the_table_holds_cosine_and_sine() -> None:

@@ -47,7 +47,7 @@ class LanternSide:
     def parts(self, operations: Operations, blueprint: Blueprint) -> AlignedParts:
         """Windows in even layers, the two norms more, and capped logits."""
         from vime_lantern.layer import LanternLayer, capped_output
-        from vime_megatron.aligned.dense import block_spec, layer_spec, rope_of
+        from vime_megatron.aligned.dense import block_spec, layer_spec
         from vime_megatron.aligned.modules import AlignedEmbedding, adopt
 
         assert isinstance(blueprint, LanternBlueprint)
@@ -57,7 +57,7 @@ class LanternSide:
             block=block_spec(operations, layers),
             embedding=partial(adopt, kind=AlignedEmbedding, operations=operations),
             output_layer=partial(capped_output, operations=operations, cap=blueprint.logit_cap),
-            rope=rope_of(blueprint.rope),
+            rope=blueprint.rope,
         )
 
 

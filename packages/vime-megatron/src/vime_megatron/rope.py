@@ -1,109 +1,62 @@
 """Rotary position embedding: from a HF configuration to a table, and its application to packed tokens.
 
-Angles in fp64, table in fp32, rotation in fp32 with one rounding. Source: RoFormer (arXiv 2104.09864), with the
-halves of a head rotated against each other (GPT-NeoX), as Llama and Qwen do.
+Angles and table as `vime_core.numerics.rope_table` defines them, rotation in fp32 with one rounding. Source: RoFormer
+(arXiv 2104.09864), with the halves of a head rotated against each other (GPT-NeoX), as Llama and Qwen do.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from vime_core.errors import ConfigError
+from vime_core import numerics
+from vime_core.errors import ConfigError, PolicyError
+from vime_core.numerics import RopeScaling, rope_scaling
 from vime_megatron.autograd import apply
 
-DEFAULT_THETA = 10000.0
 
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Llama 3.1's frequency bands: low frequencies are divided by ``factor``, high ones kept, a ramp between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-
-@dataclass(frozen=True)
-class Rope:
-    """``scaling`` None: plain; a float: every frequency divided by it ("linear")."""
+class Rope(NamedTuple):
+    """Base and scaling of the angles."""
 
     theta: float
-    scaling: float | Llama3Scaling | None = None
+    scaling: RopeScaling = RopeScaling()
 
 
 def read_rope(config: Mapping[str, Any]) -> Rope:
     """The rotary embedding of a ``config.json``: ``rope_parameters``, or the older ``rope_theta``, ``rope_scaling``.
 
     Raises:
-        ConfigError: a rope type that is not built in, or a partial rotary factor.
+        ConfigError: a rope type or key that is not built in, or a partial rotary factor.
     """
     old: Mapping[str, Any] = {**(config.get("rope_scaling") or {}), "rope_theta": config.get("rope_theta")}
     given = cast("Mapping[str, Any]", config.get("rope_parameters") or old)
-    theta = given.get("rope_theta")
-    kind = given.get("rope_type") or given.get("type") or "default"
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
-        raise _unsupported("partial_rotary_factor", partial)
-    return Rope(DEFAULT_THETA if theta is None else float(theta), _scaling(str(kind), given))
+        raise _unsupported(f"config.json has partial_rotary_factor = {partial!r}, which vime-megatron does not build")
+    try:
+        return Rope(*rope_scaling(given, config["max_position_embeddings"]))
+    except PolicyError as error:
+        raise _unsupported(f"config.json: {error.message}") from error
 
 
-def _scaling(kind: str, given: Mapping[str, Any]) -> float | Llama3Scaling | None:
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return float(given["factor"])
-    if kind == "llama3":
-        return Llama3Scaling(
-            float(given["factor"]),
-            float(given["low_freq_factor"]),
-            float(given["high_freq_factor"]),
-            int(given["original_max_position_embeddings"]),
-        )
-    raise _unsupported("rope_type", kind)
-
-
-def _unsupported(key: str, value: object) -> ConfigError:
+def _unsupported(message: str) -> ConfigError:
     return ConfigError(
-        f"config.json has {key} = {value!r}, which vime-megatron does not build",
-        remedy="Use a model with rope_type 'default', 'linear' or 'llama3' over the whole head.",
+        message,
+        remedy="Use a model with rope_type 'default', 'linear', 'llama3' or 'yarn' over the whole head.",
         code="VIME-CONFIG-052",
     )
 
 
-def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians a position, fp64 [head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    plain = torch.pow(torch.tensor(rope.theta, dtype=torch.float64), -exponents)
-    if rope.scaling is None:
-        return plain
-    if isinstance(rope.scaling, Llama3Scaling):
-        return _llama3(plain, rope.scaling)
-    return plain / rope.scaling
-
-
-def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Source: Llama 3.1's reference code, ``apply_scaling``."""
-    turns = scaling.original_context * plain / (2 * math.pi)
-    ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    keep = ramp.clamp(0.0, 1.0)
-    return keep * plain + (1.0 - keep) * plain / scaling.factor
-
-
 def rope_table(rope: Rope, head_dim: int, positions: int) -> Tensor:
     """Cosines, then sines: fp32 [2, positions, head_dim / 2]."""
-    angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies(rope, head_dim)
-    return torch.stack([angles.cos(), angles.sin()]).float()
+    return torch.stack(numerics.rope_table(positions, head_dim, *rope).chunk(2, dim=-1))
 
 
 class _Rotate(torch.autograd.Function):
-    """The rotation is orthogonal: its gradient is the rotation by the negative angle, so no input is kept."""
+    """A rotation and a factor: its gradient is the rotation by the negative angle, so no input is kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

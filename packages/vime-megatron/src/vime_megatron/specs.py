@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -25,6 +26,8 @@ from torch import Tensor
 
 from vime_megatron.attention import packed_attention
 from vime_megatron.rope import rotate
+
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 @dataclass
@@ -67,7 +70,14 @@ class PackedCausalAttention(torch.nn.Module):
         return packed_attention(query, key, value, packed_seq_params.lengths, self.scale).flatten(1)
 
 
-def local_block_spec(layers: int, *, qk_norm: bool) -> TransformerBlockSubmodules:
+def with_bias(kind: Callable[..., Module], wanted: bool, *sizes: int, **given: Any) -> Module:
+    """A linear of class ``kind``, with a bias where it is ``wanted``, whatever Megatron's one switch for all says."""
+    return kind(*sizes, **{**given, "bias": wanted})
+
+
+def local_block_spec(
+    layers: int, *, qk_norm: bool, output_bias: bool = False, mlp_bias: bool = False
+) -> TransformerBlockSubmodules:
     """Dense decoder layers of Megatron's local modules: unfused linears and torch's RMSNorm."""
     head_norm: Any = WrappedTorchNorm if qk_norm else IdentityOp
     core_attention: Any = PackedCausalAttention
@@ -78,14 +88,17 @@ def local_block_spec(layers: int, *, qk_norm: bool) -> TransformerBlockSubmodule
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
             core_attention=core_attention,
-            linear_proj=RowParallelLinear,
+            linear_proj=partial(with_bias, RowParallelLinear, output_bias),
             q_layernorm=head_norm,
             k_layernorm=head_norm,
         ),
     )
     mlp = partial(
         MLP.as_mlp_submodule,
-        submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+        submodules=MLPSubmodules(
+            linear_fc1=partial(with_bias, ColumnParallelLinear, mlp_bias),
+            linear_fc2=partial(with_bias, RowParallelLinear, mlp_bias),
+        ),
     )
     layer = ModuleSpec(
         module=TransformerLayer,

@@ -28,7 +28,7 @@ from functools import partial
 from megatron.core.transformer.spec_utils import ModuleSpec
 from vime_core.numerics import AttentionSpec, Contract, Definition
 from vime_core.plugins import ModelStructure, hookimpl
-from vime_megatron.aligned.dense import block_spec, layer_spec, rope_of
+from vime_megatron.aligned.dense import block_spec, layer_spec
 from vime_megatron.aligned.layer import AlignedLayer
 from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedEmbedding, AlignedRmsNorm, adopt, residual_sum
 from vime_megatron.aligned.sequences import LayerTaps
@@ -99,7 +99,7 @@ class Side:
             block=block_spec(operations, layers),
             embedding=partial(adopt, kind=AlignedEmbedding, operations=operations),
             output_layer=partial(capped_output, operations=operations, cap=blueprint.cap),
-            rope=rope_of(blueprint.rope),
+            rope=blueprint.rope,
         )
 
 

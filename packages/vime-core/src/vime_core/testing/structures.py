@@ -24,7 +24,6 @@ MODEL_TYPES: Final = ("qwen2", "qwen3", "llama")
 DTYPES: Final = ("bf16", "fp32")
 TEMPERATURES: Final = (0.0, 0.7, 1.0, 1.3)
 _COMBINATIONS: Final = tuple(product(TEMPERATURES, DTYPES, MODEL_TYPES))
-_RARE: Final = 0.01
 _LLAMA3: Final = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -32,6 +31,7 @@ _LLAMA3: Final = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN: Final = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,7 @@ class RandomStructure:
 
 
 def random_structure(seed: int) -> RandomStructure:
-    """Structure number ``seed``. Consecutive ones go through all temperatures, dtypes and model types in turn.
-
-    One in a hundred asks for what the field has and some side may not build (YaRN, biases in Llama's attention).
-    """
+    """Structure number ``seed``. Consecutive ones go through all temperatures, dtypes and model types in turn."""
     temperature, dtype, kind = _COMBINATIONS[seed % len(_COMBINATIONS)]
     draw = np.random.default_rng(seed)
 
@@ -65,7 +62,7 @@ def random_structure(seed: int) -> RandomStructure:
 
     groups = one_of(1, 2, 3)
     heads = groups * one_of(1, 2, 3)
-    rope = one_of({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.5}, _LLAMA3)
+    rope = one_of({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.5}, _LLAMA3, _YARN)
     config: dict[str, Any] = {
         "model_type": kind,
         "architectures": [{"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}[kind] + "ForCausalLM"],
@@ -81,18 +78,11 @@ def random_structure(seed: int) -> RandomStructure:
         "tie_word_embeddings": one_of(True, False),
         "max_position_embeddings": POSITIONS,
         "rope_parameters": {**rope, "rope_theta": one_of(1e4, 5e5, 1e6)},
+        "attention_bias": one_of(True, False),
+        "mlp_bias": one_of(True, False),
     }
-    config = _with_rare(config, draw)
     cut = one_of({}, {"top_p": 0.9}, {"top_k": 20}, {"top_k": 40, "top_p": 0.7})
     return RandomStructure(seed, dtype, config, {"temperature": temperature, **cut})
-
-
-def _with_rare(config: dict[str, Any], draw: np.random.Generator) -> dict[str, Any]:
-    if draw.random() >= _RARE:
-        return config
-    if config["model_type"] == "qwen2":
-        return {**config, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}
-    return {**config, "attention_bias": True}
 
 
 def dense_shapes(config: Mapping[str, Any]) -> Shapes:

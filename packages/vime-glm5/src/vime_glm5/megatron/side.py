@@ -19,7 +19,7 @@ from vime_glm5.megatron.moe import SparseMlp
 from vime_glm5.megatron.structure import Glm5Blueprint
 from vime_glm5.numerics import GLM5_V1, GLM5_V1_BF16KV, Glm5Operations
 from vime_glm5.structure import Glm5Shape
-from vime_megatron.aligned.dense import block_spec, rope_of
+from vime_megatron.aligned.dense import block_spec
 from vime_megatron.aligned.layer import AlignedLayer
 from vime_megatron.aligned.modules import (
     AlignedAddRmsNorm,
@@ -48,7 +48,7 @@ class Glm5Side:
             block=block_spec(operations, layers),
             embedding=partial(adopt, kind=AlignedEmbedding, operations=operations),
             output_layer=partial(adopt, kind=AlignedColumnLinear, operations=operations),
-            rope=rope_of(blueprint.rope),
+            rope=blueprint.rope,
             check=partial(require_bf16, contract=self.contract.id),
         )
 

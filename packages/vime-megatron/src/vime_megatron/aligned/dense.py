@@ -15,8 +15,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
-from vime_core.errors import PolicyError
-from vime_core.numerics import DENSE_V1, AttentionSpec, Contract, Operations, RopeScaling
+from vime_core.numerics import DENSE_V1, AttentionSpec, Contract, Operations
 from vime_megatron.aligned.attention import AlignedAttention
 from vime_megatron.aligned.layer import AlignedLayer, AlignedMlp
 from vime_megatron.aligned.modules import (
@@ -28,7 +27,7 @@ from vime_megatron.aligned.modules import (
     adopt,
 )
 from vime_megatron.aligned.side import AlignedParts
-from vime_megatron.rope import Llama3Scaling, Rope
+from vime_megatron.specs import with_bias
 from vime_megatron.structures.types import Blueprint
 
 
@@ -41,12 +40,18 @@ class DenseSide:
     def parts(self, operations: Operations, blueprint: Blueprint) -> AlignedParts:
         """Alike layers over all earlier keys."""
         qk_norm = bool(blueprint.transformer.get("qk_layernorm"))
-        layer = layer_spec(operations, AttentionSpec(blueprint.head_dim**-0.5), qk_norm=qk_norm)
+        layer = layer_spec(
+            operations,
+            AttentionSpec(blueprint.head_dim**-0.5),
+            qk_norm=qk_norm,
+            output_bias=blueprint.output_bias,
+            mlp_bias=blueprint.mlp_bias,
+        )
         return AlignedParts(
             block=block_spec(operations, [layer] * int(blueprint.transformer["num_layers"])),
             embedding=partial(adopt, kind=AlignedEmbedding, operations=operations),
             output_layer=partial(adopt, kind=AlignedColumnLinear, operations=operations),
-            rope=rope_of(blueprint.rope),
+            rope=blueprint.rope,
         )
 
 
@@ -59,25 +64,33 @@ def block_spec(operations: Operations, layers: list[ModuleSpec]) -> TransformerB
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
 
 
-def layer_spec(operations: Operations, attention: AttentionSpec, *, qk_norm: bool) -> ModuleSpec:
-    """One pre-normed layer: grouped-query attention and SwiGLU."""
-    norm, add_norm, mlp = (
-        partial(kind, operations=operations) for kind in (AlignedRmsNorm, AlignedAddRmsNorm, AlignedMlp)
-    )
+def layer_spec(
+    operations: Operations,
+    attention: AttentionSpec,
+    *,
+    qk_norm: bool,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+) -> ModuleSpec:
+    """One pre-normed layer: grouped-query attention and SwiGLU, with biases where they are asked for."""
+    norm, add_norm = (partial(kind, operations=operations) for kind in (AlignedRmsNorm, AlignedAddRmsNorm))
+    mlp = partial(AlignedMlp, operations=operations, bias=mlp_bias)
     slots: Any = TransformerLayerSubmodules
     return ModuleSpec(
         module=AlignedLayer,
         params={"operations": operations},
         submodules=slots(
             input_layernorm=norm,
-            self_attention=attention_spec(operations, attention, qk_norm=qk_norm),
+            self_attention=attention_spec(operations, attention, qk_norm=qk_norm, output_bias=output_bias),
             pre_mlp_layernorm=add_norm,
             mlp=mlp,
         ),
     )
 
 
-def attention_spec(operations: Operations, attention: AttentionSpec, *, qk_norm: bool) -> ModuleSpec:
+def attention_spec(
+    operations: Operations, attention: AttentionSpec, *, qk_norm: bool, output_bias: bool = False
+) -> ModuleSpec:
     """Megatron's self-attention, which splits and merges heads, around the operations."""
     norm = partial(AlignedRmsNorm, operations=operations) if qk_norm else IdentityOp
     slots: Any = SelfAttentionSubmodules
@@ -87,34 +100,8 @@ def attention_spec(operations: Operations, attention: AttentionSpec, *, qk_norm:
         submodules=slots(
             linear_qkv=partial(AlignedColumnLinear, operations=operations),
             core_attention=partial(AlignedAttention, operations=operations, spec=attention),
-            linear_proj=partial(AlignedRowLinear, operations=operations),
+            linear_proj=partial(with_bias, AlignedRowLinear, output_bias, operations=operations),
             q_layernorm=norm,
             k_layernorm=norm,
         ),
-    )
-
-
-def rope_of(rope: Rope) -> tuple[float, RopeScaling]:
-    """A blueprint's rotary embedding in the contract's terms.
-
-    Raises:
-        PolicyError: a scaling that the contract does not define.
-    """
-    scaling: object = rope.scaling
-    if scaling is None:
-        return rope.theta, RopeScaling()
-    if isinstance(scaling, float):
-        return rope.theta, RopeScaling("linear", factor=scaling)
-    if isinstance(scaling, Llama3Scaling):
-        return rope.theta, RopeScaling(
-            "llama3",
-            factor=scaling.factor,
-            low_freq_factor=scaling.low_freq_factor,
-            high_freq_factor=scaling.high_freq_factor,
-            original_positions=scaling.original_context,
-        )
-    raise PolicyError(
-        f"the model's rotary embedding is scaled by {scaling!r}, which {DENSE_V1.id} does not define for this trainer",
-        remedy="Use a model with rope_type 'default', 'linear' or 'llama3', or clear alignment.contract.",
-        code="VIME-ALIGN-034",
     )

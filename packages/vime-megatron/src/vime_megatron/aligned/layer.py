@@ -16,6 +16,7 @@ from torch import Tensor
 from vime_core.numerics import Operations
 from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedRowLinear, residual_sum
 from vime_megatron.aligned.sequences import AlignedSequences, LayerTaps
+from vime_megatron.specs import with_bias
 
 
 class AlignedMlp(MLP):
@@ -25,9 +26,16 @@ class AlignedMlp(MLP):
     linear_fc2: Any
 
     def __init__(
-        self, config: TransformerConfig, pg_collection: ProcessGroupCollection, *, operations: Operations, **_: Any
+        self,
+        config: TransformerConfig,
+        pg_collection: ProcessGroupCollection,
+        *,
+        operations: Operations,
+        bias: bool = False,
+        **_: Any,
     ) -> None:
-        linears: Any = [partial(kind, operations=operations) for kind in (AlignedColumnLinear, AlignedRowLinear)]
+        kinds = (AlignedColumnLinear, AlignedRowLinear)
+        linears: Any = [partial(with_bias, kind, bias, operations=operations) for kind in kinds]
         super().__init__(
             config, MLPSubmodules(*linears), ffn_hidden_size=config.ffn_hidden_size, tp_group=pg_collection.tp
         )

@@ -24,7 +24,8 @@ DENSE_ALIGNMENT = Alignment(DENSE_V1, "cpu", "vime_megatron.aligned.dense:DENSE"
 
 
 def random_shape(seed: int) -> dict[str, Any]:
-    """Keywords of a dense HF configuration: layers, heads, head size, odd widths, tying and rotary embedding vary."""
+    """Keywords of a dense HF configuration: layers, heads, head size, odd widths, tying, biases and rotary embedding
+    vary."""
     draw = np.random.default_rng(seed)
 
     def one_of(*values: Any) -> Any:
@@ -37,8 +38,11 @@ def random_shape(seed: int) -> dict[str, Any]:
         {"rope_type": "default"},
         {"rope_type": "linear", "factor": 2.5},
         {**scaled, "original_max_position_embeddings": 64},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
     )
     return {
+        "attention_bias": one_of(True, False),
+        "mlp_bias": one_of(True, False),
         "num_hidden_layers": one_of(1, 2, 3, 4),
         "num_attention_heads": heads,
         "num_key_value_heads": groups,

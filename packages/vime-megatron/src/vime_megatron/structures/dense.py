@@ -1,12 +1,12 @@
 """Dense decoders with grouped-query attention, RMSNorm and SwiGLU: Qwen2, Qwen3, Llama.
 
-They differ in two flags; the rest stands in the configuration.
+They differ in flags; the rest stands in the configuration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from vime_core.errors import ConfigError
@@ -16,8 +16,6 @@ from vime_megatron.structures.types import Blueprint
 
 EXPECTED: Mapping[str, object] = {
     "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
     "use_sliding_window": False,
 }
 """Keys of a config.json with the only value that is built; an absent key has it."""
@@ -25,10 +23,22 @@ EXPECTED: Mapping[str, object] = {
 
 @dataclass(frozen=True)
 class DenseStructure:
-    """``qkv_bias``: biases on query, key and value; ``qk_norm``: RMSNorm on each head of query and key."""
+    """What the structures differ in.
+
+    Args:
+        qkv_bias: biases on query, key and value.
+        qk_norm: RMSNorm on each head of query and key.
+        output_bias: a bias on the attention's output projection.
+        mlp_bias: biases on both linears of the MLP.
+        switches: keys of a ``config.json`` that add biases (``attention_bias``: the first and the third of these,
+            ``mlp_bias``). One that a structure does not know changes nothing, as in transformers.
+    """
 
     qkv_bias: bool = False
     qk_norm: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    switches: tuple[str, ...] = ()
 
     def blueprint(self, config: Mapping[str, Any]) -> Blueprint:
         """See `vime_megatron.structures.types.Structure`."""
@@ -38,6 +48,7 @@ class DenseStructure:
         head_dim = _integer(config, "head_dim", default=_integer(config, "hidden_size") // heads)
         layers = _integer(config, "num_hidden_layers")
         tied = bool(config.get("tie_word_embeddings", False))
+        built = self._with_biases(config)
         transformer = {
             "num_layers": layers,
             "hidden_size": _integer(config, "hidden_size"),
@@ -46,19 +57,25 @@ class DenseStructure:
             "num_query_groups": groups,
             "kv_channels": head_dim,
             "layernorm_epsilon": float(config["rms_norm_eps"]),
-            "add_qkv_bias": self.qkv_bias,
+            "add_qkv_bias": built.qkv_bias,
             "qk_layernorm": self.qk_norm,
         }
         return Blueprint(
             transformer=transformer,
-            block_spec=self._block_spec(layers),
+            block_spec=built.block_spec(layers),
             vocabulary=_integer(config, "vocab_size"),
             context=_integer(config, "max_position_embeddings"),
             head_dim=head_dim,
             tied=tied,
             rope=read_rope(config),
-            rules=self.rules(layers, heads, groups, head_dim, tied=tied),
+            rules=built.rules(layers, heads, groups, head_dim, tied=tied),
+            output_bias=built.output_bias,
+            mlp_bias=built.mlp_bias,
         )
+
+    def _with_biases(self, config: Mapping[str, Any]) -> DenseStructure:
+        attention, mlp = (key in self.switches and bool(config.get(key)) for key in ("attention_bias", "mlp_bias"))
+        return replace(self, qkv_bias=self.qkv_bias or attention, output_bias=attention, mlp_bias=mlp)
 
     def rules(self, layers: int, heads: int, groups: int, head_dim: int, *, tied: bool) -> tuple[Rule, ...]:
         """The weight mapping, embedding first and output layer last."""
@@ -72,34 +89,42 @@ class DenseStructure:
 
     def _layer_rules(self, target: str, source: str, head_shape: tuple[int, int, int]) -> list[Rule]:
         rules = [same(f"{target}input_layernorm.weight", f"{source}input_layernorm.weight")]
-        for part in ("weight", "bias") if self.qkv_bias else ("weight",):
+        for part in _parts(self.qkv_bias):
             query, key, value = (f"{source}self_attn.{which}_proj.{part}" for which in "qkv")
             rules.append(grouped_qkv(f"{target}self_attention.linear_qkv.{part}", (query, key, value), *head_shape))
         rules += [
             same(f"{target}self_attention.{which}_layernorm.weight", f"{source}self_attn.{which}_norm.weight")
             for which in ("qk" if self.qk_norm else "")
         ]
-        gate_up = (f"{source}mlp.gate_proj.weight", f"{source}mlp.up_proj.weight")
-        return [
-            *rules,
-            same(f"{target}self_attention.linear_proj.weight", f"{source}self_attn.o_proj.weight"),
-            same(f"{target}pre_mlp_layernorm.weight", f"{source}post_attention_layernorm.weight"),
-            stacked(f"{target}mlp.linear_fc1.weight", gate_up),
-            same(f"{target}mlp.linear_fc2.weight", f"{source}mlp.down_proj.weight"),
+        rules += [
+            same(f"{target}self_attention.linear_proj.{part}", f"{source}self_attn.o_proj.{part}")
+            for part in _parts(self.output_bias)
         ]
+        rules.append(same(f"{target}pre_mlp_layernorm.weight", f"{source}post_attention_layernorm.weight"))
+        for part in _parts(self.mlp_bias):
+            gate_up = (f"{source}mlp.gate_proj.{part}", f"{source}mlp.up_proj.{part}")
+            rules.append(stacked(f"{target}mlp.linear_fc1.{part}", gate_up))
+            rules.append(same(f"{target}mlp.linear_fc2.{part}", f"{source}mlp.down_proj.{part}"))
+        return rules
 
-    def _block_spec(self, layers: int) -> Any:
+    def block_spec(self, layers: int) -> Any:
+        """What makes the layers of Megatron's own modules."""
+
         def make() -> Any:
             from vime_megatron.specs import local_block_spec
 
-            return local_block_spec(layers, qk_norm=self.qk_norm)
+            return local_block_spec(layers, qk_norm=self.qk_norm, output_bias=self.output_bias, mlp_bias=self.mlp_bias)
 
         return make
 
 
 QWEN2: Final = DenseStructure(qkv_bias=True)
-QWEN3: Final = DenseStructure(qk_norm=True)
-LLAMA: Final = DenseStructure()
+QWEN3: Final = DenseStructure(qk_norm=True, switches=("attention_bias",))
+LLAMA: Final = DenseStructure(switches=("attention_bias", "mlp_bias"))
+
+
+def _parts(bias: bool) -> tuple[str, ...]:
+    return ("weight", "bias") if bias else ("weight",)
 
 
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:

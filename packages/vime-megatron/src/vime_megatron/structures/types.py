@@ -7,7 +7,7 @@ A plugin registers ``ModelStructure(model_type, summary, "module:STRUCTURE", bac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from vime_megatron.mapping import Rule
@@ -27,6 +27,8 @@ class Blueprint:
         tied: one matrix for embedding and output layer.
         rope: the rotary embedding.
         rules: the weight mapping, in the order of the model's layers.
+        output_bias: a bias on the attention's output projection.
+        mlp_bias: biases on both linears of the MLP.
     """
 
     transformer: Mapping[str, Any]
@@ -37,6 +39,8 @@ class Blueprint:
     tied: bool
     rope: Rope
     rules: tuple[Rule, ...]
+    output_bias: bool = field(default=False, kw_only=True)
+    mlp_bias: bool = field(default=False, kw_only=True)
 
 
 class Structure(Protocol):
