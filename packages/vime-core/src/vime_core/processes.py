@@ -5,70 +5,66 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 
-_GUARD: Final = """
-import os, select, signal, sys
-groups, rest = set(), b""
+_KEEPER: Final = """
+import ctypes, os, resource, select, signal, sys, time
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 try:
     owner = os.pidfd_open(int(sys.argv[1]))
 except ProcessLookupError:
     sys.exit()
+libc = ctypes.CDLL(None)
+if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+    sys.exit("prctl(PR_SET_CHILD_SUBREAPER) is refused")
+told, tell = os.pipe()
+os.set_blocking(tell, False)
+signal.set_wakeup_fd(tell)
+signal.signal(signal.SIGTERM, lambda *_: None)
+kept = os.fork()
+if kept == 0:
+    os.setsid()
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.execv(sys.argv[2], sys.argv[2:])
+nothing = os.open(os.devnull, os.O_RDWR)
+os.dup2(nothing, 0)
+os.dup2(nothing, 1)
+select.select([owner, os.pidfd_open(kept), told], [], [])
+status = 0
 while True:
-    ready = select.select([owner, 0], [], [])[0]
-    if 0 in ready:
-        data = os.read(0, 65536)
-        *lines, rest = (rest + data).split(b"\\n")
-        for line in lines:
-            (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
-        if data:
-            continue
-    break
-for group in groups:
+    with open("/proc/thread-self/children") as children:
+        for child in children.read().split():
+            os.kill(int(child), signal.SIGKILL)
     try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+        ended, found = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        break
+    if ended == kept:
+        status = os.waitstatus_to_exitcode(found)
+    elif ended == 0:
+        time.sleep(0.001)
+if status < 0:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if -status != signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+sys.exit(status)
 """
 
 
-class GroupGuard:
-    """A small process that kills groups of processes when this one is gone, however it went.
+def kept(command: Sequence[str]) -> list[str]:
+    """The command below a keeper, a small process that leaves nothing behind of what the command started.
 
-    It reads from a pipe which groups there are, and waits for this process's end on a pidfd: nothing that runs in a
-    group can keep it from killing them, and it is in none of them.
+    When the command ends, when the keeper gets SIGTERM, or when this process is gone, however it went, the keeper kills
+    the command and everything below it, sessions of their own and daemons included (they become the keeper's children
+    when their parents end: it is a subreaper), and ends as the command did. The keeper's standard streams, environment
+    and working directory are the command's, which begins a session.
     """
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True
-        )
-
-    def watch(self, group: int) -> None:
-        """Kill this process group when the run has ended and has not `release`-d it."""
-        self._say(f"+{group}")
-
-    def release(self, group: int) -> None:
-        """The group is gone."""
-        self._say(f"-{group}")
-
-    def close(self) -> None:
-        """End the guard; groups that were not released are killed."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-
-    def _say(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
+    return [sys.executable, "-I", "-S", "-c", _KEEPER, str(os.getpid()), *command]
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:

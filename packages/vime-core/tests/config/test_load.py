@@ -299,6 +299,8 @@ def test_a_configuration_cannot_be_changed_in_any_depth(plugins: PluginManager) 
             {"evaluation": {"every": 1, "max_tokens": 1024}},
             ["evaluation.max_tokens = 1024", "rollout.context_length = 1024"],
         ),
+        ({"run": {"output": ""}}, ["run.output: the path is empty"]),
+        ({"run": {"cache": ""}}, ["run.cache: the path is empty"]),
         ({"run": {"output": "a\0b"}}, ["run.output: the path 'a\\x00b' holds a NUL byte"]),
         ({"run": {"output": "~nobody-of-this-name/x"}}, ["run.output: the path", "unknown user"]),
     ],

@@ -203,5 +203,18 @@ def test_messages_name_the_key_in_full(tmp_path: Path) -> None:
 def test_an_empty_question_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": " ", "answer": "#### 2"}')
-    with pytest.raises(DataError, match="line 1: the prompt is empty"):
+    with pytest.raises(DataError, match="line 1: column 'question': the prompt is empty"):
+        open_jsonl(JsonlOptions(path=file))
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_a_message_without_content_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    good = {"role": "user", "content": "2 + 2"}
+    rows = [
+        {"messages": [good], "label": "4"},
+        {"messages": [{"role": "system", "content": content}, good], "label": "4"},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match="line 2: column 'messages': the content of message 0 is empty"):
         open_jsonl(JsonlOptions(path=file))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -125,3 +126,16 @@ def test_without_transformers_the_extra_is_named(tmp_path: Path, monkeypatch: py
     with pytest.raises(PluginError) as caught:
         load_tokenizer(tmp_path)
     assert "pip install 'vime-core[data]'" in caught.value.remedy
+
+
+def test_a_long_prompt_is_our_error_and_no_warning_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.model_max_length = 16  # as a model directory says
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    for load, warns in ((load_tokenizer, False), (transformers.AutoTokenizer.from_pretrained, True)):
+        caplog.clear()
+        PromptRenderer(load(tmp_path), max_tokens=600).render(user("a" * 500), 0)
+        assert ("longer than the specified maximum" in caplog.text) is warns

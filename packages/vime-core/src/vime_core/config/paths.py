@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
+
+
+def named(value: object) -> object:
+    """The value as it is. Raises ValueError for the empty string, which `Path` takes for the working directory."""
+    if value == "":
+        raise ValueError("the path is empty")
+    return value
 
 
 def checked_path(path: Path) -> Path:
@@ -23,6 +30,6 @@ def user_path(path: Path) -> Path:
         raise ValueError(f"the path {str(path)!r} starts with the home of an unknown user") from error
 
 
-UserPath = Annotated[Path, AfterValidator(user_path)]
-LatePath = Annotated[Path, AfterValidator(checked_path)]
+UserPath = Annotated[Path, BeforeValidator(named), AfterValidator(user_path)]
+LatePath = Annotated[Path, BeforeValidator(named), AfterValidator(checked_path)]
 """A path that keeps its ``~``, since a record shows it; who uses it expands it."""

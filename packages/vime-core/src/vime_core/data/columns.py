@@ -10,7 +10,7 @@ from typing import ClassVar, NoReturn, TypeVar, cast
 
 from pydantic import Field, JsonValue, model_validator
 
-from vime_core.data.types import Example, parse_messages
+from vime_core.data.types import Example, Message, parse_messages
 from vime_core.errors import DataError
 from vime_core.plugins.types import Options
 
@@ -97,12 +97,19 @@ def to_example(row: Row, columns: Columns, where: str) -> Example:
         if name not in row:
             _refuse_columns(where, f"has no column {name!r}", list(row), "Give every row the same columns.")
     try:
-        messages = parse_messages(row[columns.prompt])
+        messages = _messages(row[columns.prompt], columns.prompt)
         label = _label(row[columns.label], columns)
         metadata = {key: _json_value(key, row[key]) for key in columns.metadata}
     except ValueError as error:
         raise DataError(f"{where}: {error}", remedy="Correct or remove that row.", code="VIME-DATA-004") from error
     return Example(messages, label, metadata)
+
+
+def _messages(value: object, column: str) -> tuple[Message, ...]:
+    try:
+        return parse_messages(value)
+    except ValueError as error:
+        raise ValueError(f"column {column!r}: {error}") from error
 
 
 def _label(value: object, columns: Columns) -> str:

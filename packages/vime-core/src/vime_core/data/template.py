@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,7 +168,7 @@ def load_tokenizer(model_directory: Path) -> Tokenizer:
     """
     transformers = require("transformers")
     try:
-        return transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(model_directory), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # transformers raises anything between OSError and KeyError here
@@ -176,3 +177,5 @@ def load_tokenizer(model_directory: Path) -> Tokenizer:
             remedy="Give a HF model directory that holds tokenizer.json or its kin.",
             code="VIME-DATA-014",
         ) from error
+    tokenizer.model_max_length = sys.maxsize  # PromptRenderer checks lengths; transformers would warn of them besides
+    return tokenizer

@@ -56,19 +56,21 @@ def parse_messages(value: Any) -> tuple[Message, ...]:
         return (Message("user", value),)
     if not isinstance(value, list) or not value:
         raise ValueError(f"expected a string or a list of messages, found {_short(value)}")
-    messages = tuple(_parse_message(item) for item in cast(list[Any], value))
+    messages = tuple(_parse_message(number, item) for number, item in enumerate(cast(list[Any], value)))
     if messages[-1].role == "assistant":
         raise ValueError("the last message is the assistant's, so there is nothing left to generate")
     return messages
 
 
-def _parse_message(item: Any) -> Message:
+def _parse_message(number: int, item: Any) -> Message:
     message = cast(dict[str, Any], item) if isinstance(item, dict) else {}
     role, content = message.get("role"), message.get("content")
     if role not in CHAT_ROLES:
         raise ValueError(f"a message needs a role out of {', '.join(CHAT_ROLES)}; found {_short(item)}")
     if not isinstance(content, str):
         raise ValueError(f"a message needs a string as content; found {_short(item)}")
+    if not content.strip():
+        raise ValueError(f"the content of message {number} is empty; found {_short(item)}")
     return Message(cast(ChatRole, role), content)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vime_core.errors import DataError
-from vime_core.processes import GroupGuard
 from vime_core.rewards.process import START_S, WorkerProcess, describe_exit, wait_for_any
 from vime_core.rewards.types import RewardInput, RewardSpec
 from vime_core.rewards.wire import encode_input
@@ -47,7 +46,6 @@ class RewardPool:
         self._size = workers
         self._timeout_reward = timeout_reward
         self._workers: list[WorkerProcess] = []
-        self._guard: GroupGuard | None = None
 
     def score(self, inputs: Sequence[RewardInput]) -> Scores:
         """Rewards of the inputs, by index, whatever finished first.
@@ -71,9 +69,6 @@ class RewardPool:
     def close(self) -> None:
         """End every worker at once. A pool that is used again starts new ones."""
         self._drop(list(self._workers))
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
 
     def __enter__(self) -> RewardPool:
         return self
@@ -96,9 +91,8 @@ class RewardPool:
 
     def _start_missing(self, batch: _Batch) -> None:
         busy = sum(worker.job is not None for worker in self._workers)
-        guard = self._guard = self._guard or GroupGuard()
         while len(self._workers) < min(self._size, busy + batch.waiting):
-            self._workers.append(WorkerProcess(self._spec, guard))
+            self._workers.append(WorkerProcess(self._spec))
 
     def _drop(self, workers: Sequence[WorkerProcess]) -> None:
         for worker in workers:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from vime_core.processes import GroupGuard
+from vime_core.processes import kept
 from vime_core.rewards.types import RewardSpec
 from vime_core.rewards.wire import encode_spec
 
@@ -24,23 +24,19 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from vime_core
 
 
 class WorkerProcess:
-    """A fresh Python process (not a fork) in a session of its own, so that it can be killed with its children.
-
-    ``guard`` kills them when the run itself is killed.
+    """A fresh Python process (not a fork) with a keeper, which kills all that it started when it ends or the run does.
 
     ``job`` is the index of the input that it works on; None while it starts and while it is idle.
     """
 
-    def __init__(self, spec: RewardSpec, guard: GroupGuard) -> None:
+    def __init__(self, spec: RewardSpec) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
+            kept([sys.executable, "-c", _BOOT, json.dumps(sys.path)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"PYTHONHASHSEED": "0", **os.environ},
             start_new_session=True,
         )
-        self._guard = guard
-        guard.watch(self._process.pid)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self.replies = self._process.stdin, self._process.stdout
@@ -77,10 +73,8 @@ class WorkerProcess:
 
     def kill(self) -> int:
         """Kill the process and all that it started. Its exit status is its own where it was ending already."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.terminate()
         status = self._process.wait()
-        self._guard.release(self._process.pid)
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
         self.replies.close()
