@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import glm52_trainer_faults
 import numpy as np
 import torch
 from command import ROOT
@@ -99,11 +100,16 @@ class Gate:
         return first_requests(self.sides.parts, count)
 
     def plant(self, name: str, *arguments: Any) -> None:
+        """A fault in the engine's worker."""
         self.rollout.call(f"{FAULTS}:{name}", *arguments)
 
+    def plant_in_trainer(self, name: str, *arguments: Any) -> None:
+        getattr(glm52_trainer_faults, name)(self.trainer, *arguments)
+
     def mend(self) -> None:
-        """The engine as it was, and the first weights on both sides, as another version."""
+        """Both sides as they were, with the first weights, as another version."""
         self.plant("restore")
+        self.plant_in_trainer("restore")
         self.trainer.load(self.state)
         version = (self.rollout._version or 100) + 1
         self.rollout._version = version

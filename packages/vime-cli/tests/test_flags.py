@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
     [
         (["--deterministic-mode"], ["run.policy=reproducible"]),
         (["--vllm-enable-deterministic-inference"], ["run.policy=reproducible"]),
+        (["--freeze-indexer"], ["trainer.megatron.freeze_indexer=true"]),
         (["--vllm-attention-backend", "FLASH_ATTN"], ["rollout.vllm.attention_backend=FLASH_ATTN"]),
         (["--vllm-max-num-seqs=8"], ["rollout.vllm.max_num_seqs=8"]),
         (["--vllm-swap-space", "4"], ["rollout.vllm.engine_args.swap_space=4"]),

@@ -2,6 +2,7 @@
 
 ``--deterministic-mode`` and ``--vllm-enable-deterministic-inference`` ask for ``run.policy = "reproducible"``; any
 other ``--vllm-NAME VALUE`` is ``rollout.vllm.NAME``, or an engine argument where the plugin has no such key.
+``--freeze-indexer`` is ``trainer.megatron.freeze_indexer = true``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from typing import Final
 from vime_core.errors import ConfigError
 
 PREFIX: Final = "--vllm-"
-REPRODUCIBLE: Final = ("--deterministic-mode", "--vllm-enable-deterministic-inference")
+REPRODUCIBLE: Final = "run.policy=reproducible"
+SWITCHES: Final = {
+    "--deterministic-mode": REPRODUCIBLE,
+    "--vllm-enable-deterministic-inference": REPRODUCIBLE,
+    "--freeze-indexer": "trainer.megatron.freeze_indexer=true",
+    "--no-freeze-indexer": "trainer.megatron.freeze_indexer=false",
+}
+"""Those without a value."""
 
 
 def overrides_of(arguments: Sequence[str], own_keys: Collection[str]) -> list[str]:
@@ -46,9 +54,9 @@ def pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _override(name: str, value: str | None, own_keys: Collection[str]) -> str:
-    if name in REPRODUCIBLE and value is None:
-        return "run.policy=reproducible"
-    if not name.startswith(PREFIX) or name in REPRODUCIBLE:
+    if name in SWITCHES and value is None:
+        return SWITCHES[name]
+    if not name.startswith(PREFIX) or name in SWITCHES:
         raise _unknown(name if value is None else f"{name} {value}")
     key = name.removeprefix(PREFIX).replace("-", "_")
     holder = "rollout.vllm" if key in own_keys else "rollout.vllm.engine_args"

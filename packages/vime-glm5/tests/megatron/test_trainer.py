@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from glm5_support import assert_same
+from pydantic import ValidationError
 from torch import Tensor
 
 from vime_core.alignment import Alignment
@@ -90,6 +91,18 @@ def test_the_indexer_is_frozen_and_the_rest_trains(directory: Path, open_at: Cal
     assert not torch.equal(before["model.layers.2.mlp.gate.weight"], after["model.layers.2.mlp.gate.weight"])
     states = {name.rpartition(".")[0] for name, _ in trainer.optimizer_state()}
     assert not any("indexer" in name or "expert_bias" in name for name in states)
+
+
+def test_the_record_says_what_is_frozen_and_not_done(directory: Path, open_at: Callable[..., Any]) -> None:
+    (report,) = open_at(directory).processes()
+    said = {name: report.settings[name] for name in ("indexer", "router_bias", "routing_replay")}
+    assert said == {"indexer": "frozen", "router_bias": "frozen", "routing_replay": "none"}
+
+
+def test_an_indexer_that_trains_is_refused_with_the_reason() -> None:
+    assert MegatronOptions.model_validate({"freeze_indexer": True}).freeze_indexer
+    with pytest.raises(ValidationError, match="a choice of keys has no gradient"):
+        MegatronOptions.model_validate({"freeze_indexer": False})
 
 
 def test_weights_are_those_of_the_directory(directory: Path, open_at: Callable[..., Any]) -> None:

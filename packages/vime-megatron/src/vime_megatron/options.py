@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from vime_core.config.schema import PositiveInt
 from vime_core.plugins.types import Options
@@ -21,3 +21,14 @@ class MegatronOptions(Options):
     )
     tensor_parallel: PositiveInt = Field(1, description="Ranks that share each tensor.")
     data_parallel: PositiveInt = Field(1, description="Ranks that share a step's microbatches.")
+    freeze_indexer: bool = Field(True, description="GLM-5: the indexer, which chooses keys, does not train.")
+
+    @field_validator("freeze_indexer")
+    @classmethod
+    def _trains_no_indexer(cls, value: bool) -> bool:
+        if not value:
+            raise ValueError(
+                "false is refused: a choice of keys has no gradient, and no loss of the indexer's own is defined, so it"
+                " would get a gradient of zero and decay"
+            )
+        return value

@@ -37,8 +37,8 @@ def run(
 ) -> int:
     """Train with RL as CONFIGS say, and write a run record.
 
-    With --resume RUN, and without CONFIGS, the run of that record goes on. --deterministic-mode and
-    any --vllm-NAME VALUE are keys of the configuration under the field's names.
+    With --resume RUN, and without CONFIGS, the run of that record goes on. --deterministic-mode,
+    --freeze-indexer and any --vllm-NAME VALUE are keys of the configuration under the field's names.
     Exit code 0: the run is complete. 2: the configuration or the machine does not allow it. 3: a backend failed.
     """
     show_progress(logging.WARNING if as_json else logging.INFO)

@@ -31,6 +31,8 @@ from vime_megatron.aligned.modules import (
 from vime_megatron.aligned.side import AlignedParts
 from vime_megatron.structures.types import Blueprint
 
+SAYS: Final = {"indexer": "frozen", "router_bias": "frozen", "routing_replay": "none"}
+
 
 @dataclass(frozen=True)
 class Glm5Side:
@@ -50,6 +52,7 @@ class Glm5Side:
             output_layer=partial(adopt, kind=AlignedColumnLinear, operations=operations),
             rope=blueprint.rope,
             check=partial(require_bf16, contract=self.contract.id),
+            says=SAYS,
         )
 
     def _layer(self, operations: Glm5Operations, shape: Glm5Shape, layer: int) -> ModuleSpec:

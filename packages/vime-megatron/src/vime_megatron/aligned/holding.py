@@ -63,6 +63,7 @@ class HeldContract:
             "provider": operations.provider,
             "provider_digest": operations.digest,
             "modules": census(model, lambda: model(batch, 0.7)),
+            **getattr(model, "says", {}),
         }
 
 

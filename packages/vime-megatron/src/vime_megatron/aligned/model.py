@@ -30,7 +30,7 @@ class AlignedModel(PolicyModel):
     ) -> None:
         self._rope = parts.rope
         super().__init__(config, replace(blueprint, block_spec=lambda: parts.block), blueprint.context)
-        self.operations = operations
+        self.operations, self.says = operations, parts.says
         self.embedding.word_embeddings = parts.embedding(self.embedding.word_embeddings)
         self.output_layer = parts.output_layer(self.output_layer)
 

@@ -7,7 +7,7 @@ where ``SIDE`` is a `MegatronSide`. Every module that it names holds the operati
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -31,6 +31,7 @@ class AlignedParts:
         free_fields: fields of Megatron's ``TransformerConfig`` that the parts read, besides those of a dense decoder,
             and that the structure may therefore set.
         check: raises PolicyError for a configuration that the parts cannot be built in, before any is.
+        says: what a record should say of these parts, beside their modules: what is frozen, what is not done.
     """
 
     block: TransformerBlockSubmodules
@@ -39,6 +40,7 @@ class AlignedParts:
     rope: tuple[float, RopeScaling]
     free_fields: frozenset[str] = field(default_factory=frozenset[str])
     check: Callable[[TransformerConfig], None] = lambda _: None
+    says: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @runtime_checkable
