@@ -59,6 +59,8 @@ def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
     for name, field in fields.items():
         if _is_table(field.annotation):
             yield from _table(f"{heading[:-1]}.{name}]", cast(Any, field.annotation))
+        elif get_args(field.annotation) and _is_table(get_args(field.annotation)[-1]):
+            yield from _table(f"{heading[:-1]}.{name}.NAME]", get_args(field.annotation)[-1])
 
 
 def _is_table(annotation: Any) -> bool:

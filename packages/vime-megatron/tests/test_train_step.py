@@ -11,10 +11,20 @@ import torch
 from torch import Tensor
 
 from vime_core.errors import BackendError
-from vime_core.rl.losses import TokenBatch, TokenLoss
+from vime_core.loop.algorithm import ConfiguredLoss
+from vime_core.rl.losses import PpoClipOptions, TokenBatch, TokenLoss, ppo_clip
 from vime_core.types import TrainSequence
 from vime_megatron.mapping import to_megatron
-from vime_megatron.testing import PPO, Observed, hf_log_probs, random_sequences, run_config, snapshot, unequal
+from vime_megatron.testing import (
+    PPO,
+    VOCABULARY,
+    Observed,
+    hf_log_probs,
+    random_sequences,
+    run_config,
+    snapshot,
+    unequal,
+)
 
 LENGTHS = ((5, 12), (1, 20), (16, 3), (9, 17))
 SMOOTH = {"eps": 1e-2, "lr": 1e-2}
@@ -241,3 +251,33 @@ def broken(where: str, sequences: list[TrainSequence]) -> tuple[list[TrainSequen
         return TokenLoss((batch.log_probs - batch.log_probs.detach()).sqrt(), {})  # slope 1 / 0
 
     return bad, steep, "the gradient of .* is not finite"
+
+
+def entropy_bonus(coefficient: float) -> ConfiguredLoss:
+    return ConfiguredLoss(ppo_clip, PpoClipOptions.model_validate({"entropy_coefficient": coefficient}))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_entropy_bonus_agrees_with_an_independent_computation(
+    recompute: bool, save_hf: Callable[..., tuple[Any, Path]], open_at: Callable[..., Any]
+) -> None:
+    model, place = save_hf("qwen2", tie_word_embeddings=True)
+    trainer, sequences, temperature = open_at(place, run_config(0.8)), random_sequences(LENGTHS), 0.8
+    ours = trainer.gradients([sequences[:3], sequences[3:]], entropy_bonus(0.3), recompute=recompute)
+    for s in sequences:
+        logits = model(torch.tensor([s.tokens])).logits[0, s.response_start - 1 : -1].double() / temperature
+        chosen = hf_log_probs(model, s, temperature)
+        surrogate = (chosen - chosen.detach()).exp() * torch.from_numpy(s.advantages)
+        objective = surrogate + 0.3 * torch.distributions.Categorical(logits=logits).entropy()
+        (-(torch.from_numpy(s.weights) * objective).sum()).backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert set(ours) == set(expected)
+    assert max(relative(ours[name], expected[name]) for name in expected) < 1e-4
+    without = trainer.gradients([sequences], PPO)
+    assert max(relative(without[name], expected[name]) for name in expected) > 1e-2
+
+
+def test_the_entropy_is_a_metric(llama: Path, open_at: Callable[..., Any]) -> None:
+    result = open_at(llama).train_step([random_sequences(LENGTHS)], entropy_bonus(0.3), Observed())
+    assert 0.5 < result.metrics["entropy"] < np.log(VOCABULARY)
+    assert "entropy" not in open_at(llama).train_step([random_sequences(LENGTHS)], PPO, Observed()).metrics

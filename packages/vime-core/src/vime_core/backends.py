@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -30,7 +30,10 @@ A tensor keeps its values until the iterator ends: who reads may do so later tha
 """
 
 LossFunction = Callable[["TokenBatch"], "TokenLoss"]
-"""Per-token loss: TokenBatch of 1-D fp32 tensors [N] to TokenLoss (loss [N], per-token metrics)."""
+"""Per-token loss: TokenBatch of 1-D fp32 tensors [N] to TokenLoss (loss [N], per-token metrics).
+
+One whose attribute ``needs_entropy`` is true gets the entropy of each token; only an `EntropyTrainer` is given such.
+"""
 
 Microbatches = Sequence[Sequence[TrainSequence]]
 
@@ -152,6 +155,13 @@ class ReferenceTrainer(Trainer, Protocol):
     def reference_log_probs(self, microbatches: Microbatches) -> list[Float32Array]:
         """`log_probs` under the reference's weights; the trainer's own stay as they are."""
         ...
+
+
+@runtime_checkable
+class EntropyTrainer(Trainer, Protocol):
+    """A trainer that gives a loss the entropy of the policy at each token, with its gradient."""
+
+    gives_entropy: Literal[True]
 
 
 @runtime_checkable

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vime_core.errors import BackendError, ContractViolation
-from vime_core.loop.algorithm import Algorithm, in_order_of
+from vime_core.backends import Trainer
+from vime_core.config.load import load_config
+from vime_core.errors import BackendError, ConfigError, ContractViolation
+from vime_core.loop.algorithm import Algorithm, ConfiguredLoss, in_order_of, load_algorithm, require_entropy
 from vime_core.loop.checkpoint import (
     LoopState,
     checkpoint_directory,
@@ -26,8 +28,11 @@ from vime_core.loop.metrics import ABS_DIFF, mismatch, step_metrics
 from vime_core.loop.prompts import require_distinct_seeds
 from vime_core.loop.timing import PhaseTimer
 from vime_core.loop.weights import require_equal_weights
+from vime_core.rl.losses import PpoClipOptions, ppo_clip
 from vime_core.sinks.console import warnings
 from vime_core.types import Sample, SampleRequest, TrainStepResult
+
+ROOT = Path(__file__).parents[4]
 
 
 def sample(prompt: int, index: int, length: int = 3, log_prob: float = -1.0) -> Sample:
@@ -53,6 +58,23 @@ def algorithm(updates: int, budget: int = 16, group: int = 2) -> Algorithm:
         trainer=SimpleNamespace(token_budget=budget),
     )
     return Algorithm(config, estimate=None, estimate_options=None, loss=None)  # type: ignore[arg-type]
+
+
+def test_an_entropy_bonus_needs_a_trainer_that_gives_it_and_no_contract() -> None:
+    loss = ConfiguredLoss(ppo_clip, PpoClipOptions(entropy_coefficient=0.01))
+    wanting = replace(algorithm(1), loss=loss)
+    wanting.config.algorithm.loss, wanting.config.trainer.backend = "ppo-clip", "plain"
+    names = dict.fromkeys(("gives_entropy", *(name for name in vars(Trainer) if not name.startswith("_"))), print)
+    require_entropy(wanting, SimpleNamespace(**names))  # type: ignore[arg-type]
+    require_entropy(replace(wanting, loss=ConfiguredLoss(ppo_clip, PpoClipOptions())), SimpleNamespace())  # type: ignore[arg-type]
+    del names["gives_entropy"]
+    with pytest.raises(ConfigError, match=r"trainer\.backend = 'plain' gives no entropy"):
+        require_entropy(wanting, SimpleNamespace(**names))  # type: ignore[arg-type]
+    config, plugins = load_config(
+        [ROOT / "configs" / "aligned-smoke.toml"], ["algorithm.ppo-clip.entropy_coefficient=0.01"]
+    )
+    with pytest.raises(ConfigError, match="'dense/v1' defines no entropy"):
+        load_algorithm(config, plugins)
 
 
 DIGESTS = {"a": "11", "b": "22"}

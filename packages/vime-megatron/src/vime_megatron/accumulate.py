@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class StepTotals:
 
 
 def score_tokens(
-    index: int, sequences: Sequence[TrainSequence], batch: PackedMicrobatch, log_probs: Tensor, loss: LossFunction
+    index: int, sequences: Sequence[TrainSequence], batch: PackedMicrobatch, scored: Tensor, loss: LossFunction
 ) -> ScoredTokens:
     """Apply the loss to one microbatch.
 
@@ -59,14 +59,15 @@ def score_tokens(
         index: of the microbatch in its step, for messages.
         sequences: what was packed.
         batch: the pack.
-        log_probs: fp32 [N] with gradients.
+        scored: log-probs, fp32 [N] with gradients; or [2, N], log-probs and entropies.
         loss: per-token loss.
 
     Raises:
         BackendError: a log-prob or a loss is not finite; names the sample.
     """
+    log_probs, *entropy = scored.unbind() if scored.ndim == 2 else (scored,)
     _require_finite("log-prob", index, sequences, batch, log_probs)
-    tokens = loss(_token_batch(sequences, log_probs))
+    tokens = loss(replace(_token_batch(sequences, log_probs), entropy=entropy[0] if entropy else None))
     _require_finite("loss", index, sequences, batch, tokens.loss_N)
     weights = flatten([s.weights for s in sequences], log_probs.device)
     sums = {name: float((weights.double() * value.double()).sum()) for name, value in tokens.metrics.items()}

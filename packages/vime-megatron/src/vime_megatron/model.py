@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from vime_core.errors import ConfigError
+from vime_core.rl.entropy import token_entropies
 from vime_megatron.cpu_bridge import cuda_bridge, device
 from vime_megatron.embedding import lookup
 from vime_megatron.log_prob import token_log_probs
@@ -69,11 +70,13 @@ class PolicyModel(GPTModel):
         return output[:, 0]
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (another input, another output)
-        self, batch: PackedMicrobatch, temperature: float
+        self, batch: PackedMicrobatch, temperature: float, *, entropy: bool = False
     ) -> Tensor:
-        """Log-probs of the response tokens, fp32 [N], in order."""
+        """Log-probs of the response tokens, fp32 [N], in order; with ``entropy`` fp32 [2, N], entropies second."""
         hidden = self.hidden_states(batch).index_select(0, batch.rows)
-        return token_log_probs(batch.left_to_choose(self.logits(hidden)), batch.targets, temperature)
+        logits = batch.left_to_choose(self.logits(hidden))
+        log_probs = token_log_probs(logits, batch.targets, temperature)
+        return torch.stack((log_probs, token_entropies(logits, temperature))) if entropy else log_probs
 
     def _sequences(self, batch: PackedMicrobatch) -> PackedSequences:
         angles: Tensor = self.get_buffer("rope_table")[:, batch.positions, None]

@@ -41,6 +41,8 @@ REFERENCE: Final = "reference.safetensors"
 class TrainerRank:
     """A `vime_core.backends.Trainer`. Holds the process's groups and torch settings until `close`."""
 
+    gives_entropy: Final = True
+
     def __init__(self, context: TrainerContext, options: MegatronOptions, ranks: Ranks) -> None:
         self._context = context
         self._options = options
@@ -191,8 +193,8 @@ class TrainerRank:
         self._optimization.zero_gradients()
         for index, sequences in enumerate(microbatches):
             batch = self._pack(sequences)
-            log_probs: Tensor = self._optimization.model(batch, self._temperature)
-            tokens = score_tokens(index, sequences, batch, log_probs, loss)
+            scored: Tensor = self._optimization.model(batch, self._temperature, **_asked_of_the_model(loss))
+            tokens = score_tokens(index, sequences, batch, scored, loss)
             tokens.weighted_loss.backward()
             totals.add(tokens)
         self._optimization.reduce_gradients()
@@ -213,6 +215,10 @@ class TrainerRank:
                     code="VIME-BACKEND-021",
                 )
         return pack_microbatch(sequences, device())
+
+
+def _asked_of_the_model(loss: LossFunction) -> dict[str, bool]:
+    return {"entropy": True} if getattr(loss, "needs_entropy", False) else {}
 
 
 @contextmanager

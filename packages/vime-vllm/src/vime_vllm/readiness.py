@@ -87,9 +87,7 @@ def refuse_unknown_attention(asked: str | None, known: Sequence[str]) -> None:
 
 
 def _refuse_low_temperatures(config: RunConfig) -> None:
-    wanted = {"sampling": config.sampling.temperature}
-    if config.evaluation.every:
-        wanted["evaluation"] = config.evaluation.temperature
+    wanted = {"sampling": config.sampling.temperature, **config.evaluation.temperatures}
     for section, temperature in wanted.items():
         if 0.0 < temperature < LOWEST_TEMPERATURE:
             raise ConfigError(

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vime_core.config.frozen import freeze
-from vime_core.config.schema import PluginSection, PluginsSection, RunConfig
+from vime_core.config.schema import EvaluationSet, PluginSection, PluginsSection, RunConfig
 from vime_core.errors import ConfigError
 from vime_core.plugins.manager import PluginManager, PluginSelection
 from vime_core.plugins.types import (
@@ -55,6 +55,7 @@ SELECTORS = (
 
 RENAMED: Mapping[str, str] = {
     "algorithm.advantage_estimator": "algorithm.advantage",
+    "algorithm.entropy_coef": "algorithm.ppo-clip.entropy_coefficient",
     "algorithm.eps_clip": "algorithm.ppo-clip.clip_low",
     "algorithm.eps_clip_high": "algorithm.ppo-clip.clip_high",
     "algorithm.kl_loss_coef": "algorithm.ppo-clip.kl_coefficient",
@@ -132,7 +133,35 @@ def validate(raw: Mapping[str, Any], plugins: PluginManager) -> RunConfig:
                 )
     for section in options:
         _check_other_tables(table[section], section, plugins)
-    return freeze(_with_options(_validated(RunConfig, table, "", _table_names(plugins)), options))
+    sets = _evaluation_sets(table, plugins)
+    config = _with_options(_validated(RunConfig, table, "", _table_names(plugins)), options)
+    return freeze(_with_sets(config, sets))
+
+
+def _evaluation_sets(table: Table, plugins: PluginManager) -> dict[str, dict[str, BaseModel]]:
+    """The options of each evaluation set's source, by set and source; their tables are taken out of ``table``."""
+    section = table.get("evaluation", {})
+    given = section.get("sets", {})
+    if not isinstance(given, dict):
+        return {}
+    sets = {name: dict(cast(Table, one)) if isinstance(one, dict) else one for name, one in given.items()}
+    options: dict[str, dict[str, BaseModel]] = {}
+    for name, one in sets.items():
+        selector = Selector(f"evaluation.sets.{name}", "source", DatasetSource)
+        source = one.get("source") if isinstance(one, dict) else None
+        if isinstance(source, str):
+            _refuse_filled(one, selector.section, EvaluationSet)
+            options[name] = {source: _plugin_options(one, selector, source, plugins)}
+            _check_tables_of(one, selector, plugins)
+    section["sets"] = sets
+    return options
+
+
+def _with_sets(config: RunConfig, options: Mapping[str, Mapping[str, BaseModel]]) -> RunConfig:
+    sets = {
+        name: one.model_copy(update={"plugin_options": options[name]}) for name, one in config.evaluation.sets.items()
+    }
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"sets": sets})})
 
 
 def _table_names(plugins: PluginManager) -> dict[str, list[str]]:
@@ -146,9 +175,14 @@ def _table_names(plugins: PluginManager) -> dict[str, list[str]]:
 def _refuse_internal_key(table: Table) -> None:
     """``plugin_options`` is where validated tables are kept; in a file it is a key like any unknown one."""
     for name, section in table.items():
-        if isinstance(section, dict) and "plugin_options" in section:
+        if isinstance(section, dict):
             holder = RunConfig.model_fields[name].annotation if name in RunConfig.model_fields else None
-            raise _unknown_key(f"{name}.plugin_options", "plugin_options", _fields_at(cast(Any, holder), ()))
+            _refuse_filled(cast(Table, section), name, holder)
+
+
+def _refuse_filled(section: Table, path: str, holder: Any) -> None:
+    if "plugin_options" in section:
+        raise _unknown_key(f"{path}.plugin_options", "plugin_options", _fields_at(holder, ()))
 
 
 def _with_options(config: RunConfig, options: Mapping[str, Mapping[str, BaseModel]]) -> RunConfig:
@@ -222,7 +256,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> Table:
 def resolved_table(config: RunConfig) -> Table:
     """The configuration as a plain table in the form of a file: `validate` of it gives the same configuration."""
     table = config.model_dump(mode="json", exclude_none=True)
-    for section in table.values():
+    for section in (*table["evaluation"]["sets"].values(), *table.values()):
         section.update(section.pop("plugin_options", {}))
     return table
 
@@ -255,9 +289,13 @@ def _check_other_tables(section: Table, name: str, plugins: PluginManager) -> No
     """Tables of plugins that are known but not selected, as an overlay leaves them: checked, then left out."""
     for selector in SELECTORS:
         if selector.section == name:
-            for other in plugins.of_kind(selector.kind):
-                if other.name in section:
-                    _plugin_options(section, selector, other.name, plugins)
+            _check_tables_of(section, selector, plugins)
+
+
+def _check_tables_of(section: Table, selector: Selector, plugins: PluginManager) -> None:
+    for other in plugins.of_kind(selector.kind):
+        if other.name in section:
+            _plugin_options(section, selector, other.name, plugins)
 
 
 def _plugin_selection(raw: Table) -> PluginSelection:
@@ -372,9 +410,16 @@ def _unknown_key(path: str, key: str, known: Sequence[str]) -> ConfigError:
     )
 
 
+def _annotation_at(holder: Any, part: int | str) -> Any:
+    """Of a model's field, or of what a mapping holds."""
+    if fields := getattr(holder, "model_fields", None):
+        return fields[part].annotation if part in fields else None
+    return get_args(holder)[-1] if get_args(holder) else None
+
+
 def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     current: Any = model
     for part in location:
-        current = current.model_fields[part].annotation if part in getattr(current, "model_fields", {}) else None
+        current = _annotation_at(current, part)
     fields: Mapping[str, Any] = getattr(current, "model_fields", {})
     return [name for name in fields if name != "plugin_options"]

@@ -66,14 +66,36 @@ class DataSection(PluginSection):
     overlong: Literal["error", "drop"] = Field(default="error", description="A prompt that does not fit the context.")
 
 
+class EvaluationSet(PluginSection):
+    """One evaluation set by name; what it leaves out is as in [evaluation]."""
+
+    source: str = Field(description="Dataset source plugin; its table stands in this one.")
+    prompts: PositiveInt | None = Field(default=None, description="The first so many of the dataset.")
+    max_tokens: PositiveInt | None = Field(default=None, description="Longest response.")
+    temperature: NonNegativeFloat | None = Field(default=None, description="0: greedy.")
+
+
 class EvaluationSection(PluginSection):
     """How the policy is evaluated during a run."""
 
     every: NonNegativeInt = Field(default=0, description="Steps between evaluations; 0: none. Step 0 is included.")
-    source: str = Field(default="", description="Dataset source plugin; empty: the training source.")
+    source: str = Field(
+        default="", description="Dataset source plugin; empty: the training source, or none where there are sets."
+    )
     prompts: PositiveInt = Field(default=32, description="The first so many of the dataset.")
     max_tokens: PositiveInt = Field(default=128, description="Longest response.")
     temperature: NonNegativeFloat = Field(default=0.0, description="0: greedy.")
+    sets: Mapping[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], EvaluationSet] = Field(
+        default_factory=dict[str, EvaluationSet],
+        description="Further sets by name, with metrics evaluation/NAME/...: [evaluation.sets.NAME].",
+    )
+
+    @property
+    def temperatures(self) -> dict[str, float]:
+        """The temperature of each table that has one, by its path; none without evaluations."""
+        own = {f"evaluation.sets.{name}": one.temperature for name, one in self.sets.items()}
+        given = {name: temperature for name, temperature in own.items() if temperature is not None}
+        return {"evaluation": self.temperature, **given} if self.every else {}
 
 
 class RewardSection(PluginSection):
@@ -256,7 +278,8 @@ class RunConfig(Section):
 
     @property
     def _evaluation_tokens(self) -> int:
-        return self.evaluation.max_tokens if self.evaluation.every else 0
+        longest = [self.evaluation.max_tokens, *(one.max_tokens or 0 for one in self.evaluation.sets.values())]
+        return max(longest) if self.evaluation.every else 0
 
     @model_validator(mode="after")
     def _taps_need_a_contract(self) -> RunConfig:

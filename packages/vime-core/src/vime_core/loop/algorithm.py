@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel
 
-from vime_core.backends import LossFunction, Microbatches
+from vime_core.backends import EntropyTrainer, Microbatches, Trainer
 from vime_core.config.schema import CorrectionSection, RunConfig
 from vime_core.errors import BackendError, ConfigError
 from vime_core.plugins.manager import PluginManager
@@ -22,7 +22,30 @@ from vime_core.types import Float32Array, Sample, TrainSequence
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vime_core.rl.losses import TokenBatch, TokenLoss
+
 Estimate = Callable[["Tensor", BaseModel], "Tensor"]
+
+
+@dataclass(frozen=True)
+class ConfiguredLoss:
+    """A loss with its options: a `vime_core.backends.LossFunction`."""
+
+    function: Callable[[TokenBatch, BaseModel], TokenLoss]
+    options: BaseModel
+
+    def __call__(self, batch: TokenBatch) -> TokenLoss:
+        return self.function(batch, self.options)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the batches must hold reference log-probs."""
+        return getattr(self.options, "kl_coefficient", 0.0) > 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the batches must hold the entropy."""
+        return getattr(self.options, "entropy_coefficient", 0.0) > 0
 
 
 @dataclass(frozen=True)
@@ -32,7 +55,7 @@ class Algorithm:
     config: RunConfig
     estimate: Estimate
     estimate_options: BaseModel
-    loss: LossFunction
+    loss: ConfiguredLoss
     needs_reference: bool = False
 
     def advantages(self, rewards: Sequence[float]) -> Float32Array:
@@ -99,16 +122,38 @@ def load_algorithm(config: RunConfig, plugins: PluginManager) -> Algorithm:
     section = config.algorithm
     estimator = plugins.find(AdvantageEstimator, section.advantage, field_name="algorithm.advantage")
     loss = plugins.find(Loss, section.loss, field_name="algorithm.loss")
-    token_loss, options = loss.load(), config.options("algorithm", section.loss)
+    configured = ConfiguredLoss(loss.load(), config.options("algorithm", section.loss))
     algorithm = Algorithm(
         config=config,
         estimate=estimator.load(),
         estimate_options=config.options("algorithm", section.advantage),
-        loss=lambda batch: token_loss(batch, options),
-        needs_reference=section.reward_kl > 0 or getattr(options, "kl_coefficient", 0.0) > 0,
+        loss=configured,
+        needs_reference=section.reward_kl > 0 or configured.needs_reference,
     )
+    _refuse_entropy_under_contract(config, configured)
     _try(algorithm)
     return algorithm
+
+
+def require_entropy(algorithm: Algorithm, trainer: Trainer) -> None:
+    """Raise ConfigError when the loss needs the entropy and this trainer gives none."""
+    if algorithm.loss.needs_entropy and not isinstance(trainer, EntropyTrainer):
+        raise ConfigError(
+            f"algorithm.{algorithm.config.algorithm.loss}.entropy_coefficient is set, and trainer.backend ="
+            f" {algorithm.config.trainer.backend!r} gives no entropy",
+            remedy="Set entropy_coefficient = 0, or choose another trainer.",
+            code="VIME-CONFIG-022",
+        )
+
+
+def _refuse_entropy_under_contract(config: RunConfig, loss: ConfiguredLoss) -> None:
+    if loss.needs_entropy and config.alignment.contract:
+        raise ConfigError(
+            f"algorithm.{config.algorithm.loss}.entropy_coefficient is set, and alignment.contract ="
+            f" {config.alignment.contract!r} defines no entropy: its gradient would not be the contract's",
+            remedy="Set entropy_coefficient = 0, or leave alignment.contract empty.",
+            code="VIME-CONFIG-022",
+        )
 
 
 def _try(algorithm: Algorithm) -> None:
@@ -128,7 +173,8 @@ def _try(algorithm: Algorithm) -> None:
             code="VIME-CONFIG-010",
         ) from error
     zeros = torch.zeros(1)
-    algorithm.loss(TokenBatch(zeros, zeros, zeros, zeros if algorithm.needs_reference else None))
+    given = {"reference_log_probs": algorithm.needs_reference, "entropy": algorithm.loss.needs_entropy}
+    algorithm.loss(TokenBatch(zeros, zeros, zeros, **{name: zeros for name, needed in given.items() if needed}))
 
 
 def with_old_log_probs(

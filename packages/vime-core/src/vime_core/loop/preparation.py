@@ -14,7 +14,7 @@ from vime_core.launch import Launcher
 from vime_core.loop.algorithm import Algorithm, load_algorithm
 from vime_core.loop.model import ModelFacts, model_directory, model_facts, model_type
 from vime_core.loop.prompts import PromptStream
-from vime_core.loop.streams import evaluation_stream, training_stream
+from vime_core.loop.streams import EvaluationStream, evaluation_streams, training_stream
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import (
     DatasetSource,
@@ -90,10 +90,8 @@ class Preparation:
             return training_stream(self.config, self.plugins, self.tokenizer)
 
     @cached_property
-    def evaluation(self) -> PromptStream | None:
-        source = self.config.evaluation.source or self.config.data.source
-        with self.plugins.guarding(self._find(DatasetSource, source, "evaluation.source")):
-            return evaluation_stream(self.config, self.plugins, self.tokenizer)
+    def evaluation(self) -> tuple[EvaluationStream, ...]:
+        return evaluation_streams(self.config, self.plugins, self.tokenizer)
 
     @cached_property
     def algorithm(self) -> Algorithm:

@@ -90,23 +90,6 @@ def training_requests(config: RunConfig, step: int, prompts: Sequence[Prompt]) -
     ]
 
 
-def evaluation_requests(config: RunConfig, prompts: Sequence[Prompt]) -> list[SampleRequest]:
-    """One request a prompt; the seed does not depend on the step, so evaluations compare."""
-    evaluation = config.evaluation
-    return [
-        SampleRequest(
-            prompt_index=prompt.index,
-            sample_index=0,
-            prompt_tokens=prompt.tokens,
-            seed=sample_seed(config.run.seed, -1, prompt.index, 0),
-            max_tokens=evaluation.max_tokens,
-            temperature=evaluation.temperature,
-            stop_token_ids=config.sampling.stop_token_ids,
-        )
-        for prompt in prompts
-    ]
-
-
 def require_distinct_seeds(requests: Sequence[SampleRequest]) -> None:
     """Two samples of a step must not share a random stream: equal seeds give equal noise, unseen in any metric.
 

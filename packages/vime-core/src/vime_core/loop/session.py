@@ -14,7 +14,7 @@ from vime_core.config.load import resolved_table
 from vime_core.config.schema import RunConfig
 from vime_core.data.template import Tokenizer
 from vime_core.determinism.policy import DeterminismPolicy
-from vime_core.loop.algorithm import Algorithm
+from vime_core.loop.algorithm import Algorithm, require_entropy
 from vime_core.loop.preparation import Preparation
 from vime_core.loop.prompts import PromptStream
 from vime_core.loop.reference import reference_trainer
@@ -22,6 +22,7 @@ from vime_core.loop.resume import Resumption, plugin_entries, require_same_softw
 from vime_core.loop.scoring import Scorer, open_scorer
 from vime_core.loop.sides import Sides, open_sides, parts_of
 from vime_core.loop.sinks import GuardedSink
+from vime_core.loop.streams import EvaluationStream
 from vime_core.plugins.manager import PluginManager
 from vime_core.record.digest import merkle_root
 from vime_core.record.schema import Manifest, ProcessEntry, ResumeEntry
@@ -41,7 +42,7 @@ class Session:
     plugins: PluginManager
     tokenizer: Tokenizer
     prompts: PromptStream
-    evaluation: PromptStream | None
+    evaluation: tuple[EvaluationStream, ...]
     scorer: Scorer
     algorithm: Algorithm
     rollout: Rollout
@@ -71,6 +72,7 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
         writer = stack.enter_context(_writer(config, policy, plugins, resumption))
         sides = stack.enter_context(open_sides(parts))
         _record_start(writer, sides, resumption)
+        require_entropy(parts.algorithm, sides.trainer)
         reference = reference_trainer(parts.algorithm, sides.trainer)
         version = restore(resumption, sides.trainer, sides.rollout) if resumption else 0
         first = resumption.next_step if resumption else 0

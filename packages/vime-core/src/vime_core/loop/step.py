@@ -48,7 +48,8 @@ class Update:
 def run_step(session: Session, step: int) -> dict[str, float]:
     """Do step number ``step`` (from 0) and return its metrics."""
     timer = PhaseTimer()
-    evaluation = evaluate(session, step, timer)
+    evaluated = evaluate(session, step, timer)
+    evaluation = [sample for samples in evaluated.values() for sample in samples]
     generated = step_samples(session, step, timer)
     samples = generated.samples
     reference = _reference(session, samples, timer)
@@ -64,7 +65,7 @@ def run_step(session: Session, step: int) -> dict[str, float]:
         "data/dropped": float(session.prompts.dropped),
         "data/no_signal": float(generated.left_out),
     }
-    metrics |= evaluation_metrics(evaluation)
+    metrics |= evaluation_metrics(evaluated)
     with timer("record"):
         entry = _entry(session, step, samples, advantages, updates, weights, metrics, timer, reference)
         entry = entry.model_copy(

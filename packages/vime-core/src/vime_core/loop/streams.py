@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from vime_core.config.schema import RunConfig
 from vime_core.data import Dataset
 from vime_core.data.template import PromptRenderer, Tokenizer, usable_examples
-from vime_core.loop.prompts import PromptStream
+from vime_core.loop.prompts import Prompt, PromptStream
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import DatasetSource
 
@@ -19,16 +21,44 @@ def training_stream(config: RunConfig, plugins: PluginManager, tokenizer: Tokeni
     return stream
 
 
-def evaluation_stream(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer) -> PromptStream | None:
-    """The evaluation prompts, or None when no evaluation is configured."""
+@dataclass(frozen=True)
+class EvaluationStream:
+    """The prompts of one evaluation set; ``name`` is empty for that of [evaluation] itself."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    max_tokens: int
+    temperature: float
+
+
+def evaluation_streams(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer) -> tuple[EvaluationStream, ...]:
+    """The evaluation sets in the order of the configuration; none when no evaluation is configured."""
     section = config.evaluation
     if section.every == 0:
-        return None
-    holder, name = ("evaluation", section.source) if section.source else ("data", config.data.source)
-    dataset = _dataset(plugins, holder, name, config.options(holder, name))
-    stream = _stream(config, dataset, tokenizer, "evaluation", section.max_tokens)
-    stream.first(section.prompts)
-    return stream
+        return ()
+    unnamed = [_unnamed(config, plugins, tokenizer)] if section.source or not section.sets else []
+    return (*unnamed, *(_named(config, plugins, tokenizer, name) for name in section.sets))
+
+
+def _unnamed(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer) -> EvaluationStream:
+    section = config.evaluation
+    holder, source = ("evaluation", section.source) if section.source else ("data", config.data.source)
+    entry = plugins.find(DatasetSource, source, field_name=f"{holder}.source")
+    with plugins.guarding(entry):
+        dataset = entry.load()(config.options(holder, source))
+        stream = _stream(config, dataset, tokenizer, "evaluation", section.max_tokens)
+        return EvaluationStream("", tuple(stream.first(section.prompts)), section.max_tokens, section.temperature)
+
+
+def _named(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer, name: str) -> EvaluationStream:
+    section, one, where = config.evaluation, config.evaluation.sets[name], f"evaluation.sets.{name}"
+    entry = plugins.find(DatasetSource, one.source, field_name=f"{where}.source")
+    max_tokens = one.max_tokens or section.max_tokens
+    temperature = section.temperature if one.temperature is None else one.temperature
+    with plugins.guarding(entry):
+        dataset = entry.load()(one.plugin_options[one.source])
+        stream = _stream(config, dataset, tokenizer, where if one.max_tokens else "evaluation", max_tokens)
+        return EvaluationStream(name, tuple(stream.first(one.prompts or section.prompts)), max_tokens, temperature)
 
 
 def _dataset(plugins: PluginManager, section: str, name: str, options: object) -> Dataset:

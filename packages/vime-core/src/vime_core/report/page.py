@@ -18,7 +18,6 @@ from vime_core.report.verdicts import ShownVerdict
 MISMATCH: Final = "train_rollout_logprob_abs_diff"
 CURVES: Final[Mapping[str, tuple[str, ...]]] = {
     "Reward": ("reward/mean", "reward/min", "reward/max"),
-    "Evaluation reward": ("evaluation/reward",),
     "|train - rollout log-prob|": (f"{MISMATCH}/max", MISMATCH),
     "Share of tokens whose log-prob differs": (f"{MISMATCH}/unequal",),
     "Entropy (nats a token)": ("rollout/entropy", "train/entropy"),
@@ -149,7 +148,9 @@ def _series(record: RunRecord, metric: str) -> Points:
 
 
 def _curves(record: RunRecord) -> Iterator[str]:
-    for title, metrics in CURVES.items():
+    names = dict.fromkeys(name for entry in record.steps for name in entry.metrics)
+    rewards = {name: (name,) for name in names if name.startswith("evaluation/") and name.endswith("/reward")}
+    for title, metrics in {**CURVES, **rewards}.items():
         series = {metric: points for metric in metrics if (points := _series(record, metric))}
         if series:
             yield chart(title, series)

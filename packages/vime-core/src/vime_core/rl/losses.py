@@ -19,12 +19,12 @@ from vime_core.rl.kl import KlEstimator, kl_per_token
 class TokenBatch:
     """Response tokens of a microbatch, flattened in order. All tensors are fp32 [N] on one device.
 
-    Only ``log_probs`` carries gradients. ``reference_log_probs`` are the frozen reference model's. ``lengths`` are the
-    tokens of each response, in order; empty: all are of one.
+    Only ``log_probs`` and ``entropy`` carry gradients. ``reference_log_probs`` are the frozen reference model's,
+    ``entropy`` is of the distribution that each token was drawn from, in nats. ``lengths`` are the tokens of each
+    response, in order; empty: all are of one.
 
     Raises:
-        ValueError: a shape or dtype differs, the lengths do not sum to N, or another tensor than ``log_probs`` requires
-            a gradient.
+        ValueError: a shape or dtype differs, the lengths do not sum to N, or another tensor requires a gradient.
     """
 
     log_probs: Tensor
@@ -32,6 +32,7 @@ class TokenBatch:
     advantages: Tensor
     reference_log_probs: Tensor | None = None
     lengths: tuple[int, ...] = ()
+    entropy: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, tensor in vars(self).items():
@@ -44,8 +45,8 @@ class TokenBatch:
 def _check_tokens(name: str, tensor: Tensor, shape: torch.Size) -> None:
     if tensor.ndim != 1 or tensor.dtype != torch.float32 or tensor.shape != shape:
         raise ValueError(f"{name} must be fp32 [{shape[0] if shape else 'N'}], got {tensor.dtype} {list(tensor.shape)}")
-    if tensor.requires_grad and name != "log_probs":
-        raise ValueError(f"{name} must be detached: only log_probs carries gradients")
+    if tensor.requires_grad and name not in ("log_probs", "entropy"):
+        raise ValueError(f"{name} must be detached: only log_probs and entropy carry gradients")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,15 @@ class TokenLoss:
     metrics: Mapping[str, Tensor]
 
 
-class KlOptions(Options):
+class EntropyOptions(Options):
+    """A loss whose options have ``entropy_coefficient`` gets the entropy of each token when it is above 0."""
+
+    entropy_coefficient: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Weight of the policy's entropy, which the loss rewards; 0: none."
+    )
+
+
+class KlOptions(EntropyOptions):
     """A loss whose options have ``kl_coefficient`` gets reference log-probs when it is above 0."""
 
     kl: KlEstimator = Field("k3", description="Estimator of the KL to the reference model.")
@@ -99,16 +108,18 @@ def ppo_clip(batch: TokenBatch, options: PpoClipOptions) -> TokenLoss:
     ``ratio = exp(log_probs - old_log_probs)``.
 
     Source: PPO (arXiv 1707.06347), equation 7; the separate upper bound: DAPO (arXiv 2503.14476), section 3.1; the KL
-    in the loss: DeepSeekMath (arXiv 2402.03300), equation 3. With ``dual_clip`` c the surrogate is at least ``c A``
+    in the loss: DeepSeekMath (arXiv 2402.03300), equation 3; ``entropy_coefficient`` times the token's entropy is
+    subtracted. With ``dual_clip`` c the surrogate is at least ``c A``
     where A < 0: Mastering Complex Control in MOBA Games (arXiv 1912.09729), equation 5.
 
     Metrics: ``ratio``; ``clipped_low`` and ``clipped_high``, 1 where that bound ends the gradient, else 0;
-    ``approx_kl``, k3 of KL(old || policy); ``reference_kl`` where there is a reference.
+    ``approx_kl``, k3 of KL(old || policy); ``reference_kl`` where there is a reference; ``entropy`` where it is given.
 
     A log-ratio above 88 overflows to infinity in fp32 and is not hidden by a clamp: the trainer refuses it.
 
     Raises:
-        ConfigError: ``kl_coefficient`` is set and the batch has no reference log-probs.
+        ConfigError: ``kl_coefficient`` is set and the batch has no reference log-probs, or ``entropy_coefficient`` and
+            it has no entropy.
     """
     log_ratio = batch.log_probs - batch.old_log_probs
     ratio = torch.exp(log_ratio)
@@ -130,7 +141,8 @@ def gspo(batch: TokenBatch, options: GspoOptions) -> TokenLoss:
     Metrics as `ppo_clip`; ``ratio`` is the sequence's, on each of its tokens.
 
     Raises:
-        ConfigError: ``kl_coefficient`` is set and the batch has no reference log-probs.
+        ConfigError: ``kl_coefficient`` is set and the batch has no reference log-probs, or ``entropy_coefficient`` and
+            it has no entropy.
     """
     log_ratio = batch.log_probs - batch.old_log_probs
     sequence = _sequence_means(log_ratio.detach(), batch.lengths or (len(log_ratio),))
@@ -148,7 +160,8 @@ def cispo(batch: TokenBatch, options: CispoOptions) -> TokenLoss:
     Metrics as `ppo_clip`; ``clipped_low`` and ``clipped_high`` say where the weight is at its bound.
 
     Raises:
-        ConfigError: ``kl_coefficient`` is set and the batch has no reference log-probs.
+        ConfigError: ``kl_coefficient`` is set and the batch has no reference log-probs, or ``entropy_coefficient`` and
+            it has no entropy.
     """
     log_ratio = batch.log_probs - batch.old_log_probs
     ratio = torch.exp(log_ratio.detach())
@@ -185,7 +198,7 @@ def _finished(
         "clipped_high": ((ratio > high) & (both_signs | (batch.advantages > 0))).float(),
         "approx_kl": torch.expm1(log_ratio) - log_ratio,
     }
-    loss = _with_reference_kl(loss, metrics, batch, options)
+    loss = _with_entropy(_with_reference_kl(loss, metrics, batch, options), metrics, batch, options)
     return TokenLoss(loss, {name: value.detach() for name, value in metrics.items()})
 
 
@@ -198,5 +211,19 @@ def _with_reference_kl(loss: Tensor, metrics: dict[str, Tensor], batch: TokenBat
             f"kl_coefficient = {options.kl_coefficient}, but the batch has no reference log-probs",
             remedy="Set kl_coefficient = 0, or let the run compute reference log-probs.",
             code="VIME-CONFIG-020",
+        )
+    return loss
+
+
+def _with_entropy(loss: Tensor, metrics: dict[str, Tensor], batch: TokenBatch, options: EntropyOptions) -> Tensor:
+    """``loss - entropy_coefficient * entropy``. Source: A3C (arXiv 1602.01783), section 4."""
+    if batch.entropy is not None:
+        metrics["entropy"] = batch.entropy
+        return loss - options.entropy_coefficient * batch.entropy if options.entropy_coefficient else loss
+    if options.entropy_coefficient:
+        raise ConfigError(
+            f"entropy_coefficient = {options.entropy_coefficient}, but the batch has no entropy",
+            remedy="Set entropy_coefficient = 0, or choose a trainer that gives the entropy.",
+            code="VIME-CONFIG-022",
         )
     return loss

@@ -33,8 +33,8 @@ def line(step: int, metrics: Mapping[str, float]) -> str:
         f"{metrics['time/step']:.1f} s",
         f"{clock(metrics['progress/left_s'])} left",
     ]
-    if "evaluation/reward" in metrics:
-        parts.insert(2, f"evaluation {metrics['evaluation/reward']:.3f}")
+    for name in reversed([name for name in metrics if name.startswith("evaluation/") and name.endswith("/reward")]):
+        parts.insert(2, f"{name.removesuffix('/reward')} {metrics[name]:.3f}")
     return "  ".join(parts)
 
 
