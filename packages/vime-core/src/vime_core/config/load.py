@@ -140,20 +140,19 @@ def validate(raw: Mapping[str, Any], plugins: PluginManager) -> RunConfig:
 
 def _evaluation_sets(table: Table, plugins: PluginManager) -> dict[str, dict[str, BaseModel]]:
     """The options of each evaluation set's source, by set and source; their tables are taken out of ``table``."""
-    section = table.get("evaluation", {})
-    given = section.get("sets", {})
-    if not isinstance(given, dict):
+    section = cast(Table, table.get("evaluation", {}))
+    if not isinstance(section.get("sets", {}), dict):
         return {}
-    sets = {name: dict(cast(Table, one)) if isinstance(one, dict) else one for name, one in given.items()}
     options: dict[str, dict[str, BaseModel]] = {}
-    for name, one in sets.items():
-        selector = Selector(f"evaluation.sets.{name}", "source", DatasetSource)
-        source = one.get("source") if isinstance(one, dict) else None
+    section["sets"] = sets = dict(cast(Table, section.get("sets", {})))
+    for name, given in sets.items():
+        source = cast(Table, given).get("source") if isinstance(given, dict) else None
         if isinstance(source, str):
+            sets[name] = one = dict(cast(Table, given))
+            selector = Selector(f"evaluation.sets.{name}", "source", DatasetSource)
             _refuse_filled(one, selector.section, EvaluationSet)
             options[name] = {source: _plugin_options(one, selector, source, plugins)}
             _check_tables_of(one, selector, plugins)
-    section["sets"] = sets
     return options
 
 

@@ -173,8 +173,10 @@ def _try(algorithm: Algorithm) -> None:
             code="VIME-CONFIG-010",
         ) from error
     zeros = torch.zeros(1)
-    given = {"reference_log_probs": algorithm.needs_reference, "entropy": algorithm.loss.needs_entropy}
-    algorithm.loss(TokenBatch(zeros, zeros, zeros, **{name: zeros for name, needed in given.items() if needed}))
+    reference, entropy = (
+        zeros if needed else None for needed in (algorithm.needs_reference, algorithm.loss.needs_entropy)
+    )
+    algorithm.loss(TokenBatch(zeros, zeros, zeros, reference, entropy=entropy))
 
 
 def with_old_log_probs(

@@ -1,5 +1,7 @@
 """The entropy of the policy's distribution over the vocabulary, with its gradient."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from typing import Any

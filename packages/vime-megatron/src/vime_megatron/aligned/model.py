@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from vime_core.alignment.taps import EMBEDDING, FINAL_NORM, LOGITS, tap
+from vime_core.errors import ConfigError
 from vime_core.numerics import Operations, rope_table
 from vime_megatron.aligned.sequences import AlignedSequences
 from vime_megatron.aligned.side import AlignedParts
@@ -49,11 +50,20 @@ class AlignedModel(PolicyModel):
         tap(FINAL_NORM, batch.positions, hidden)
         return hidden
 
-    def forward(self, batch: PackedMicrobatch, temperature: float) -> Tensor:
+    def forward(self, batch: PackedMicrobatch, temperature: float, *, entropy: bool = False) -> Tensor:
         """Log-probs of the response tokens, fp32 [N], in order.
 
         The operation takes the rows in portions; of all N it keeps the logits in the training dtype.
+
+        Raises:
+            ConfigError: the entropy is asked for, which is no operation of a contract.
         """
+        if entropy:
+            raise ConfigError(
+                "the entropy was asked of a model under a contract, which defines none",
+                remedy="Set entropy_coefficient = 0, or leave alignment.contract empty.",
+                code="VIME-CONFIG-022",
+            )
         logits = self.logits(self.hidden_states(batch).index_select(0, batch.rows))
         tap(LOGITS, batch.positions[batch.rows], logits)
         return self.operations.token_log_probs(batch.left_to_choose(logits), batch.targets, temperature)
