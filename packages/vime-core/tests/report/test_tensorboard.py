@@ -1,16 +1,15 @@
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from vime_core.plugins.types import Options
 from vime_core.sinks.tensorboard import open_sink
 
 
 def scalars(directory: Path, name: str) -> list[tuple[int, float]]:
-    module: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    module: Any = import_module("tensorboard.backend.event_processing.event_accumulator")
     events = module.EventAccumulator(str(directory))
     events.Reload()
     return [(event.step, event.value) for event in events.Scalars(name)]

@@ -148,6 +148,8 @@ def vime_metric_sinks() -> Iterable[MetricSink]:
     yield MetricSink("console", "One line a step.", "vime_core.sinks.console:open_sink")
     yield MetricSink("jsonl", "metrics.jsonl in the record.", "vime_core.sinks.jsonl:open_sink")
     yield MetricSink("tensorboard", "TensorBoard event files in the record.", "vime_core.sinks.tensorboard:open_sink")
+    yield MetricSink("wandb", "Weights & Biases, offline in the record.", "vime_core.sinks.wandb:open_sink")
+    yield MetricSink("trackio", "trackio, on this machine.", "vime_core.sinks.trackio:open_sink")
 
 
 @hookimpl

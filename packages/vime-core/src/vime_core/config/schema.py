@@ -44,7 +44,7 @@ class RunSection(Section):
     output: UserPath = Field(default=Path("runs/run"), description="Directory of the run record; must not exist.")
     policy: str = Field(default="reproducible", description="Determinism policy plugin: what the run promises.")
     launcher: str = Field(default="inline", description="Launcher plugin: where ranks and engines run.")
-    sinks: tuple[str, ...] = Field(default=("console", "jsonl"), description="Metric sink plugins.")
+    sinks: tuple[str, ...] = Field(default=("console", "jsonl", "tensorboard"), description="Metric sink plugins.")
     checkpoint_every: NonNegativeInt = Field(default=0, description="Steps between checkpoints; 0: none.")
     taps: tuple[Annotated[str, Field(pattern=r"^\d+:\d+:\d+$")], ...] = Field(
         default=(), description="Samples whose taps are recorded, as STEP:PROMPT:SAMPLE; needs a contract."
