@@ -45,42 +45,81 @@ def expert_weights() -> tuple[list[Any], list[Any]]:
     return first, [normal(30 + e, 160, 96, scale=0.1) for e in range(8)]
 
 
+def providers() -> dict[str, Any]:
+    """Both providers over gloo; DeepEP's rows go through a buffer that means the same."""
+    import torch.distributed as dist
+    from glm5_buffer import GlooBuffer
+
+    from vime_glm5.ranks.deep_ep import DeepEp
+    from vime_glm5.ranks.providers import open_ranks
+
+    group: Any = dist.group.WORLD
+    return {"collective": open_ranks("collective", group, 8, 160), "deep_ep": DeepEp(group, 8, GlooBuffer(group))}
+
+
 def experts(rank: int, size: int, model: str) -> dict[str, Any]:
-    """Rows and gradients over the ranks, and those of one rank that holds every expert."""
-    import pytest
+    """Rows and gradients over the ranks by each provider, and those of one rank that holds every expert."""
     import torch
     import torch.distributed as dist
     from glm5_support import normal
 
-    from vime_core.errors import PolicyError
     from vime_glm5.numerics import GLM5_V1, load_operations
-    from vime_glm5.ranks.collective import run_experts_over_ranks, share
-    from vime_glm5.ranks.providers import open_ranks
+    from vime_glm5.ranks.experts import run_experts_over_ranks, share
 
     assert not model
-    with pytest.raises(PolicyError, match="VIME-ALIGN-075"):
-        open_ranks("collective", dist.group.WORLD, 7)
-    ops, ranks = load_operations(GLM5_V1, "cpu"), open_ranks("collective", dist.group.WORLD, 8)
+    ops = load_operations(GLM5_V1, "cpu")
     first, second = expert_weights()
     found: dict[str, Any] = {}
     for name, choice in choices(rank).items():
         x = normal(70 + rank, len(choice), 160)
         x[-1] = x[0]
+        weights = normal(90 + rank, *choice.shape, dtype=torch.float32).abs()
         noise = normal(80 + rank, *choice.shape, 160)
-        results = []
-        for over in (True, False):
+        results = {}
+        for provider, ranks in (*providers().items(), ("alone", None)):
             leaf = x.clone().requires_grad_()
-            mine = [[w.clone().requires_grad_() for w in (share(ranks, ws) if over else ws)] for ws in (first, second)]
-            if over:
-                rows = run_experts_over_ranks(ops, ranks, leaf, choice, *mine)
-            else:
+            held = [ws if ranks is None else share(ranks, ws) for ws in (first, second)]
+            mine = [[w.clone().requires_grad_() for w in ws] for ws in held]
+            if ranks is None:
                 rows = ops.run_experts(leaf, choice, *mine)
+            else:
+                rows = run_experts_over_ranks(ops, ranks, leaf, choice, weights, *mine)
             rows.backward(noise)
-            results.append((rows.detach(), leaf.grad, [w.grad for w in mine[0]]))
-        found[name] = (choice, *results)
+            results[provider] = (rows.detach(), leaf.grad, [w.grad for ws in mine for w in ws])
+        found[name] = (choice, results)
     assert size == dist.get_world_size()
     assert torch.is_grad_enabled()
     return found
+
+
+def refused(rank: int, size: int, model: str) -> dict[str, str]:
+    """What DeepEP's provider says of a buffer that brings other routes, and every provider of an uneven share."""
+    import torch.distributed as dist
+    from glm5_buffer import GlooBuffer
+    from glm5_support import normal
+
+    from vime_core.errors import VimeError
+    from vime_glm5.ranks.deep_ep import DeepEp
+    from vime_glm5.ranks.providers import open_ranks
+
+    group: Any = dist.group.WORLD
+    choice = choices(rank)["mixed"]
+    x, weights = normal(70 + rank, len(choice), 160), normal(1, *choice.shape).float().abs()
+
+    def said(act: Any) -> str:
+        try:
+            act()
+        except VimeError as error:
+            return f"{error.code}: {error.message}"
+        return "nothing"
+
+    faults = model.split(",")
+    assert size == 2
+    return {
+        **{f: said(lambda f=f: DeepEp(group, 8, GlooBuffer(group, f)).dispatch(x, choice, weights)) for f in faults},
+        "uneven, collective": said(lambda: open_ranks("collective", group, 7, 160)),
+        "uneven, deep_ep": said(lambda: DeepEp(group, 7, GlooBuffer(group))),
+    }
 
 
 def whole_model(rank: int, size: int, model: str) -> Any:
@@ -93,7 +132,7 @@ def whole_model(rank: int, size: int, model: str) -> Any:
 
     from vime_core.numerics import rope_table
     from vime_glm5.numerics import GLM5_V1, load_operations
-    from vime_glm5.ranks.collective import run_experts_over_ranks
+    from vime_glm5.ranks.experts import run_experts_over_ranks
     from vime_glm5.ranks.providers import open_ranks
     from vime_glm5.reference import Glm5Reference, forced
     from vime_glm5.structure import read_shape, rope_theta
@@ -102,7 +141,7 @@ def whole_model(rank: int, size: int, model: str) -> Any:
     shape, ops = read_shape(config), load_operations(GLM5_V1, "cpu")
     weights, ranks = (
         load_file(Path(model) / "model.safetensors"),
-        open_ranks("collective", dist.group.WORLD, shape.experts),
+        open_ranks("collective", dist.group.WORLD, shape.experts, shape.hidden),
     )
 
     class OverRanks(Glm5Reference):
@@ -110,7 +149,7 @@ def whole_model(rank: int, size: int, model: str) -> Any:
             names = [f"{at}experts.{expert}." for expert in ranks.held]
             first = [torch.cat([weights[f"{n}gate_proj.weight"], weights[f"{n}up_proj.weight"]]) for n in names]
             second = [weights[f"{n}down_proj.weight"] for n in names]
-            rows = run_experts_over_ranks(ops, ranks, x.value, choice, first, second)
+            rows = run_experts_over_ranks(ops, ranks, x.value, choice, torch.ones(choice.shape), first, second)
             return forced(rows, rows.double())
 
     table = rope_table(shape.positions, shape.rotary, rope_theta(config))
