@@ -16,13 +16,14 @@ from glm52 import Gate, opened, unequal_bits
 
 from vime_core.backends import NamedTensors
 from vime_core.record.digest import digest_tensors
-from vime_core.types import Completion, SampleRequest
+from vime_core.types import WHOLE_VOCABULARY, Completion, SampleRequest
 from vime_core.verify.live import bfloat16_weights, changed_share, score, sequences_of
 from vime_core.verify.spread import spread
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
 FROZEN = ".indexer."
+EXPERTS = ".experts.linear_fc"
 BIAS = "e_score_correction_bias"
 
 
@@ -35,12 +36,16 @@ def gate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @dataclass
 class Kept:
-    """A `StateObserver` that keeps the norm of every gradient."""
+    """A `StateObserver` that keeps the norm of every gradient, of experts the least one's."""
 
     norms: dict[str, float]
 
     def gradients(self, tensors: NamedTensors) -> None:
-        self.norms = {name: float(tensor.norm()) for name, tensor in tensors}
+        self.norms = {name: least_norm(name, tensor) for name, tensor in tensors}
+
+
+def least_norm(name: str, gradient: Any) -> float:
+    return float(gradient.flatten(1).norm(dim=1).min() if EXPERTS in name else gradient.norm())
 
 
 @dataclass(frozen=True)
@@ -125,9 +130,19 @@ def test_log_probs_of_rollout_and_training_are_equal_before_and_after_an_update(
         assert compared.difference < 1e-6
         assert compared.unequal == 0
         assert compared.tokens >= 80
-    train(gate, *answers(gate, 1))
-    gate.rollout.update_weights(gate.trainer.weights(), 2)
-    assert compare(gate, *answers(gate, 2), 2).unequal == 0
+    third = train_update_and_compare(gate, 1, 2)
+    assert third.difference < 1e-6
+    assert third.unequal == 0
+
+
+def train_update_and_compare(gate: Gate, step: int, version: int) -> Compared:
+    """A further step: the engine has the new weights, which are others than before."""
+    before = bfloat16_weights(gate.trainer)
+    train(gate, *answers(gate, step))
+    digests = gate.rollout.update_weights(gate.trainer.weights(), version)
+    assert dict(digests) == digest_tensors(gate.trainer.weights())
+    assert changed_share(before, bfloat16_weights(gate.trainer)) > 0.5
+    return compare(gate, *answers(gate, version), version)
 
 
 def answers(gate: Gate, step: int) -> tuple[list[SampleRequest], list[Completion]]:
@@ -143,10 +158,25 @@ def check_gradients(gate: Gate, kept: Kept) -> None:
     idle = [name for name, norm in kept.norms.items() if not norm > 0]
     assert idle == []
     routers = [n for n in kept.norms if n.endswith("router.weight")]
-    experts = [n for n in kept.norms if ".local_experts." in n]
+    experts = [n for n in kept.norms if EXPERTS in n]
     assert len(routers) == 3
-    assert len(experts) == 3 * 2 * gate.shape.experts
+    assert len(experts) == 3 * 2
     print(f"gradients: {len(kept.norms)} parameters, none zero; the indexer has none; no routing was replayed")
+
+
+def test_top_k_and_top_p_are_scored_among_what_they_left(gate: Gate) -> None:
+    version = gate.rollout._version
+    for changes in ({"top_k": 9}, {"top_p": 0.7}, {"top_k": 40, "top_p": 0.5}):
+        requests = [replace(request, **changes) for request in gate.requests(4)]
+        completions = gate.rollout.generate(requests)
+        assert all(len(c.kept.counts) == len(c.tokens) for c in completions), "a token was drawn from everything"
+        counts = np.concatenate([c.kept.counts for c in completions])
+        assert counts.min() > 1
+        assert counts.max() <= changes.get("top_k", gate.shape.vocabulary - 1)
+        print(f"{changes}: {counts.mean():.1f} tokens left on average;", end=" ")
+        assert compare(gate, requests, completions, version).unequal == 0
+        whole = [replace(c, kept=WHOLE_VOCABULARY) for c in completions]
+        assert compare(gate, requests, whole, version).unequal > 0, "it makes no difference what was left"
 
 
 def test_a_wrong_row_in_the_live_engine_is_counted(gate: Gate) -> None:

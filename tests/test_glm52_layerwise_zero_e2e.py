@@ -13,6 +13,7 @@ from glm52 import Gate, opened
 
 from vime_core.alignment.taps import layer_tap
 from vime_core.errors import ContractViolation
+from vime_core.record.digest import digest_tensors
 from vime_glm5.routing import verify_routing
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -125,6 +126,15 @@ def test_a_stale_derived_weight_is_named_before_anything_is_generated(name: str,
         gate.train_and_update(gate.requests(2))
     assert f"{module} ({derived})" in str(error.value)
     expect_first(gate, f"{name}: {error.value.message}", tap)
+
+
+def test_an_expert_that_missed_an_update_is_named_by_digest_and_by_layer_and_tap(gate: Gate) -> None:
+    name = "model.layers.3.mlp.experts.2.down_proj.weight"
+    gate.plant("drop_update_of", name)
+    gate.train_and_update(gate.requests(4))
+    engine, trainer = dict(gate.rollout.weight_digests()), digest_tensors(gate.trainer.weights())
+    assert [n for n in trainer if engine[n] != trainer[n]] == [name]
+    expect_first(gate, f"one expert's weight stale: the digest of {name}", "layers.3.expert_rows")
 
 
 STALE_IN_THE_TRAINER = {

@@ -25,6 +25,7 @@ from vime_vllm.aligned import testing
 def restore(worker: Any) -> None:
     """Take back every fault; derived tensors are made anew by the next update."""
     testing.restore(worker)
+    vars(_model(worker)).pop("load_weights", None)
     for module in _model(worker).modules():
         for name in ("forward", "derive", "_rows", "_attend_request"):
             vars(module).pop(name, None)
@@ -102,6 +103,13 @@ def keep_fresh_keys_unquantised(worker: Any, layer: int) -> None:
 def keep_derived(worker: Any, name: str) -> None:
     """From now on a module keeps what it derived from its weights, whatever they become."""
     _model(worker).get_submodule(name).derive = lambda: None
+
+
+def drop_update_of(worker: Any, name: str) -> None:
+    """From now on one tensor of every update is passed over."""
+    model = _model(worker)
+    load = model.load_weights
+    model.load_weights = lambda weights: load((n, t) for n, t in weights if n != name)
 
 
 def negate_a_row(worker: Any, name: str) -> None:

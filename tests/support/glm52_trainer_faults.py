@@ -79,7 +79,7 @@ def keep_fresh_keys_unquantised(trainer: Any, layer: int) -> None:
 def keep_an_expert(trainer: Any, layer: int, expert: int) -> None:
     """From now on the second matrix of an expert is computed with as it is now; what is sent to engines is not."""
     experts = trainer._model.decoder.layers[layer].mlp.experts
-    _change([experts], quantise_weight=stale(experts.local_experts[expert].linear_fc2.weight))
+    _change([experts], quantise_weight=stale(experts.linear_fc2.weight[expert]))
 
 
 def keep_absorbed(trainer: Any, layer: int) -> None:

@@ -23,6 +23,9 @@ from vime_glm5.megatron import side
 from vime_glm5.numerics import GLM5_V1
 from vime_glm5.reference import open_reference
 from vime_glm5.source import RandomGlm5Options, make_random_glm5
+from vime_megatron.aligned.holding import require_layout
+from vime_megatron.aligned.side import ExpertLayout
+from vime_megatron.aligned.testing import DENSE_ALIGNMENT
 from vime_megatron.options import MegatronOptions
 from vime_megatron.testing import PPO, Observed, hf_log_probs, random_sequences, run_config, snapshot, unequal
 from vime_megatron.trainer import open_trainer
@@ -95,14 +98,36 @@ def test_the_indexer_is_frozen_and_the_rest_trains(directory: Path, open_at: Cal
 
 def test_the_record_says_what_is_frozen_and_not_done(directory: Path, open_at: Callable[..., Any]) -> None:
     (report,) = open_at(directory).processes()
-    said = {name: report.settings[name] for name in ("indexer", "router_bias", "routing_replay")}
-    assert said == {"indexer": "frozen", "router_bias": "frozen", "routing_replay": "none"}
+    said = {name: report.settings[name] for name in ("indexer", "router_bias", "routing_replay", "experts")}
+    assert said == {
+        "indexer": "frozen",
+        "router_bias": "frozen",
+        "routing_replay": "none",
+        "experts": "on one rank",
+    }
 
 
 def test_an_indexer_that_trains_is_refused_with_the_reason() -> None:
     assert MegatronOptions.model_validate({"freeze_indexer": True}).freeze_indexer
     with pytest.raises(ValidationError, match="a choice of keys has no gradient"):
         MegatronOptions.model_validate({"freeze_indexer": False})
+
+
+@pytest.mark.parametrize("name", ["alltoall", "flex", "deep_ep", "pigeon"])
+def test_a_dispatcher_that_cannot_keep_the_contract_is_refused_by_name(name: str) -> None:
+    with pytest.raises(PolicyError, match="VIME-ALIGN-074") as error:
+        require_layout(ALIGNMENT, "auto", 1, ExpertLayout(1, name))
+    assert repr(name) in error.value.message
+
+
+def test_experts_over_ranks_are_data_parallel_ranks_of_a_contract_that_has_experts() -> None:
+    assert MegatronOptions.model_validate({"data_parallel": 4, "expert_parallel": 2}).expert_parallel == 2
+    with pytest.raises(ValidationError, match="data_parallel = 3 is no multiple"):
+        MegatronOptions.model_validate({"data_parallel": 3, "expert_parallel": 2})
+    for alignment in (None, DENSE_ALIGNMENT):
+        with pytest.raises(PolicyError, match="VIME-ALIGN-078") as error:
+            require_layout(alignment, "auto", 1, ExpertLayout(2))
+        assert "trainer.megatron.expert_parallel = 2" in error.value.message
 
 
 def test_weights_are_those_of_the_directory(directory: Path, open_at: Callable[..., Any]) -> None:

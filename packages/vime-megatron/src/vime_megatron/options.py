@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from vime_core.config.schema import PositiveInt
 from vime_core.plugins.types import Options
@@ -21,7 +21,21 @@ class MegatronOptions(Options):
     )
     tensor_parallel: PositiveInt = Field(1, description="Ranks that share each tensor.")
     data_parallel: PositiveInt = Field(1, description="Ranks that share a step's microbatches.")
+    expert_parallel: PositiveInt = Field(
+        1, description="Ranks, of those of data_parallel, that share a layer's experts."
+    )
+    expert_dispatcher: str = Field(
+        "collective", description="What moves tokens between them: collective, or deep_ep where it is installed."
+    )
     freeze_indexer: bool = Field(True, description="GLM-5: the indexer, which chooses keys, does not train.")
+
+    @field_validator("expert_parallel")
+    @classmethod
+    def _is_shared_by_data_parallel_ranks(cls, value: int, info: ValidationInfo) -> int:
+        ranks = info.data.get("data_parallel", value)
+        if ranks % value:
+            raise ValueError(f"{value} ranks share experts, but data_parallel = {ranks} is no multiple of that")
+        return value
 
     @field_validator("freeze_indexer")
     @classmethod

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from vime_glm5.megatron.modules import Mlp, Weight, parameter
 from vime_glm5.numerics import Glm5Operations
+from vime_glm5.ranks.experts import run_experts_over_ranks
+from vime_glm5.ranks.types import Ranks
 from vime_glm5.structure import Glm5Shape
 from vime_megatron.aligned.sequences import LayerTaps
 from vime_megatron.model import KEEPS_DTYPE
@@ -31,38 +33,52 @@ class Router(Weight):
         return self.operations.route(x, self.weight, self.expert_bias, self.slots)
 
 
-class Expert(torch.nn.Module):
-    """The two matrices of one routed expert."""
+class ExpertWeights(torch.nn.Module):
+    """One matrix [N, K] of each expert that this rank holds: [E / R, N, K] under Megatron's name ``....weight``."""
 
-    def __init__(self, config: TransformerConfig, shape: Glm5Shape) -> None:
+    def __init__(self, config: TransformerConfig, held: int, n: int, k: int, *, spread: bool) -> None:
         super().__init__()
-        self.linear_fc1 = Weight(config, 2 * shape.expert_intermediate, shape.hidden)
-        self.linear_fc2 = Weight(config, shape.hidden, shape.expert_intermediate)
+        self.weight = parameter(held, n, k, dtype=config.params_dtype)
+        setattr(self.weight, "allreduce", not spread)  # noqa: B010 (Megatron's name for what is of this rank alone)
 
 
 class Experts(torch.nn.Module):
-    """All routed experts of a layer, on this rank."""
+    """The routed experts of a layer: all of them, or this rank's of those that are spread over ranks."""
 
-    def __init__(self, config: TransformerConfig, *, operations: Glm5Operations, shape: Glm5Shape) -> None:
+    def __init__(
+        self, config: TransformerConfig, *, operations: Glm5Operations, shape: Glm5Shape, ranks: Ranks | None
+    ) -> None:
         super().__init__()
-        self.operations = operations
-        self.local_experts = torch.nn.ModuleList(Expert(config, shape) for _ in range(shape.experts))
+        self.operations, self.ranks = operations, ranks
+        held = shape.experts if ranks is None else len(ranks.held)
+        spread, hidden, inner = ranks is not None, shape.hidden, shape.expert_intermediate
+        self.linear_fc1 = ExpertWeights(config, held, 2 * inner, hidden, spread=spread)
+        self.linear_fc2 = ExpertWeights(config, held, hidden, inner, spread=spread)
 
-    def forward(self, x: Tensor, choice: Tensor) -> Tensor:
-        """[T, k, H], a row for each route, of x [T, H] and the experts [T, k]."""
-        held: list[Any] = list(self.local_experts)
-        first, second = ([getattr(e, name).weight for e in held] for name in ("linear_fc1", "linear_fc2"))
-        return self.operations.run_experts(x, choice, first, second)
+    def forward(self, x: Tensor, choice: Tensor, weights: Tensor) -> Tensor:
+        """[T, k, H], a row for each route, of x [T, H], the experts [T, k] and the routes' weights fp32 [T, k]."""
+        first, second = self.linear_fc1.weight.unbind(0), self.linear_fc2.weight.unbind(0)
+        if self.ranks is None:
+            return self.operations.run_experts(x, choice, first, second)
+        return run_experts_over_ranks(self.operations, self.ranks, x, choice, weights, first, second)
 
 
 class SparseMlp(torch.nn.Module):
     """The MoE block of an aligned layer."""
 
-    def __init__(self, config: TransformerConfig, *, operations: Glm5Operations, shape: Glm5Shape, **_: Any) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        operations: Glm5Operations,
+        shape: Glm5Shape,
+        ranks: Ranks | None = None,
+        **_: Any,
+    ) -> None:
         super().__init__()
         self.operations, self.factor = operations, shape.factor
         self.router = Router(config, operations=operations, shape=shape)
-        self.experts = Experts(config, operations=operations, shape=shape)
+        self.experts = Experts(config, operations=operations, shape=shape, ranks=ranks)
         self.shared_experts = Mlp(config, shape.expert_intermediate, operations=operations)
 
     def forward(self, hidden_states: Tensor, taps: LayerTaps) -> Tensor:
@@ -71,7 +87,7 @@ class SparseMlp(torch.nn.Module):
         choice, weights = self.router(x)
         taps("router_slots", choice)
         taps("router_weights", weights)
-        rows = self.experts(x, choice)
+        rows = self.experts(x, choice, weights)
         taps("expert_rows", rows)
         shared = self.shared_experts.run(x, taps)
         taps("shared_expert", shared)

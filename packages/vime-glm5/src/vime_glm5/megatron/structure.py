@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import torch
+from torch import Tensor
 
 from vime_core.errors import PolicyError
 from vime_glm5.structure import Glm5Shape, read_shape, rope_theta
@@ -107,11 +110,25 @@ def _sparse_rules(shape: Glm5Shape) -> Callable[[str, str], Iterator[Rule]]:
     def make(target: str, source: str) -> Iterator[Rule]:
         yield same(f"{target}router.weight", f"{source}gate.weight")
         yield same(f"{target}router.expert_bias", f"{source}gate.e_score_correction_bias")
-        for expert in range(shape.experts):
-            yield from _dense_rules(f"{target}experts.local_experts.{expert}.", f"{source}experts.{expert}.")
+        each = [f"{source}experts.{expert}." for expert in range(shape.experts)]
+        yield _of_experts(f"{target}experts.linear_fc1.weight", each, ("gate_proj.weight", "up_proj.weight"))
+        yield _of_experts(f"{target}experts.linear_fc2.weight", each, ("down_proj.weight",))
         yield from _dense_rules(f"{target}shared_experts.", f"{source}shared_experts.")
 
     return make
+
+
+def _of_experts(target: str, experts: Sequence[str], parts: tuple[str, ...]) -> Rule:
+    """One matrix an expert, [E, N, K], each of which stacks ``parts``."""
+
+    def join(tensors: Sequence[Tensor]) -> Tensor:
+        each = [tensors[first : first + len(parts)] for first in range(0, len(tensors), len(parts))]
+        return torch.stack([torch.cat(list(pair)) for pair in each])
+
+    def split(tensor: Tensor) -> Sequence[Tensor]:
+        return [part for expert in tensor.unbind(0) for part in expert.chunk(len(parts))]
+
+    return Rule(target, tuple(f"{expert}{part}" for expert in experts for part in parts), join, split)
 
 
 STRUCTURE: Final = Glm5Structure()

@@ -65,9 +65,7 @@ class Collective:
     def give_back(self, arrivals: Arrivals, rows: Tensor) -> Tensor:
         way: _Way = arrivals.way
         packed = self._exchange(rows.contiguous().view(torch.uint8), way.received, way.sent).view(rows.dtype)
-        result = torch.empty_like(packed)
-        result[way.order] = packed
-        return result
+        return packed[torch.argsort(way.order)]
 
     def _meet(self, choice: Tensor) -> Arrivals:
         """Sort the routes, and learn which expert each row that comes here is for."""

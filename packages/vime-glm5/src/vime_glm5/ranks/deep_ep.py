@@ -16,7 +16,6 @@ The class needs no device: it is tested over gloo with a buffer of the same mean
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -75,7 +74,7 @@ class DeepEp:
     def __post_init__(self) -> None:
         held_by(0, dist.get_world_size(self.group), self.experts)
 
-    @cached_property
+    @property
     def held(self) -> range:
         return held_by(dist.get_rank(self.group), dist.get_world_size(self.group), self.experts)
 

@@ -13,7 +13,7 @@ from vime_core.errors import PluginError, PolicyError
 from vime_core.numerics import Operations
 from vime_core.plugins.types import load_attribute
 from vime_core.types import TrainSequence
-from vime_megatron.aligned.side import MegatronSide
+from vime_megatron.aligned.side import ONE_RANK, ExpertLayout, MegatronSide, SpreadsExperts
 from vime_megatron.structures.types import Blueprint
 
 if TYPE_CHECKING:
@@ -67,34 +67,60 @@ class HeldContract:
         }
 
 
-def hold_contract(alignment: Alignment | None, spec: str, tensor_parallel: int) -> HeldContract | None:
+def hold_contract(
+    alignment: Alignment | None, spec: str, tensor_parallel: int, experts: ExpertLayout = ONE_RANK
+) -> HeldContract | None:
     """Open this trainer's side of a contract; None without one.
 
     Args:
         alignment: of the run.
         spec: ``trainer.megatron.spec``.
         tensor_parallel: ``trainer.megatron.tensor_parallel``.
+        experts: ``trainer.megatron.expert_parallel`` and ``expert_dispatcher``.
 
     Raises:
         PolicyError: ``spec`` contradicts the alignment, the contract refuses the layout, the side keeps another
             contract, or the provider cannot run here.
         PluginError: the side's target is absent or no `MegatronSide`.
     """
-    require_layout(alignment, spec, tensor_parallel)
-    if alignment is None:
+    side = require_layout(alignment, spec, tensor_parallel, experts)
+    if alignment is None or side is None:
         return None
-    side = _load_side(alignment.trainer_side)
-    _require_same(side, alignment)
     return HeldContract(alignment, side, alignment.load_operations())
 
 
-def require_layout(alignment: Alignment | None, spec: str, tensor_parallel: int) -> None:
-    """Raise PolicyError when ``spec`` contradicts the alignment or its contract refuses the layout."""
+def require_layout(
+    alignment: Alignment | None, spec: str, tensor_parallel: int, experts: ExpertLayout = ONE_RANK
+) -> MegatronSide | None:
+    """The side for a layout; PolicyError when ``spec`` contradicts the alignment or its contract refuses the layout."""
     _refuse_contradiction(alignment, spec)
-    if alignment is not None:
-        from vime_megatron.aligned.refuse import refuse_tensor_parallel
+    if alignment is None:
+        return _without_contract(experts)
+    from vime_megatron.aligned.refuse import refuse_tensor_parallel
 
-        refuse_tensor_parallel(tensor_parallel, alignment.contract.id)
+    refuse_tensor_parallel(tensor_parallel, alignment.contract.id)
+    side = _load_side(alignment.trainer_side)
+    _require_same(side, alignment)
+    if isinstance(side, SpreadsExperts):
+        return side.over_ranks(experts)
+    if experts != ONE_RANK:
+        raise _no_experts(experts, f"contract {alignment.contract.id} has no experts for this structure")
+    return side
+
+
+def _without_contract(experts: ExpertLayout) -> None:
+    if experts != ONE_RANK:
+        raise _no_experts(experts, "without a contract this trainer knows no experts")
+
+
+def _no_experts(experts: ExpertLayout, why: str) -> PolicyError:
+    key = "expert_parallel" if experts.ranks > 1 else "expert_dispatcher"
+    value = experts.ranks if experts.ranks > 1 else experts.dispatcher
+    return PolicyError(
+        f"trainer.megatron.{key} = {value!r}: {why}",
+        remedy=f"Leave out trainer.megatron.{key}.",
+        code="VIME-ALIGN-078",
+    )
 
 
 def _refuse_contradiction(alignment: Alignment | None, spec: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from vime_core.numerics import Contract, Operations, RopeScaling
 from vime_megatron.structures.types import Blueprint
@@ -43,6 +43,22 @@ class AlignedParts:
     says: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+@dataclass(frozen=True)
+class ExpertLayout:
+    """How experts are spread over ranks.
+
+    Args:
+        ranks: that share the experts of a layer.
+        dispatcher: what moves tokens between them, by a name that the side knows.
+    """
+
+    ranks: int = 1
+    dispatcher: str = "collective"
+
+
+ONE_RANK: Final = ExpertLayout()
+
+
 @runtime_checkable
 class MegatronSide(Protocol):
     """How this trainer keeps a contract."""
@@ -57,5 +73,18 @@ class MegatronSide(Protocol):
 
         Raises:
             PolicyError: the contract does not define something that the blueprint asks for.
+        """
+        ...
+
+
+@runtime_checkable
+class SpreadsExperts(Protocol):
+    """What a `MegatronSide` has besides when its experts may be spread over ranks."""
+
+    def over_ranks(self, layout: ExpertLayout) -> MegatronSide:
+        """The side that builds parts for this layout; process groups exist when parts are built, not yet here.
+
+        Raises:
+            PolicyError: the dispatcher is unknown, sums early, or cannot run here.
         """
         ...
