@@ -13,8 +13,10 @@ from vime_core.plugins.types import Options
 class MegatronOptions(Options):
     """Options of the Megatron-core trainer."""
 
-    spec: Literal["auto", "local", "aligned"] = Field(
-        "auto", description="Modules: Megatron's own (local), the contract's (aligned), or as alignment.contract says."
+    spec: Literal["auto", "local", "te", "aligned"] = Field(
+        "auto",
+        description="Modules: Megatron's own (local), Transformer Engine's (te), the contract's (aligned), or as"
+        " alignment.contract says: the contract's or Megatron's own.",
     )
     recompute: Literal["none", "full", "selective"] = Field(
         "none", description="Run the forward again in the backward: of whole layers (full) or of core attention."

@@ -33,6 +33,7 @@ from vime_megatron.packing import PackedMicrobatch, pack_microbatch
 from vime_megatron.parallel import Ranks, process_groups
 from vime_megatron.report import process_report
 from vime_megatron.structures.registry import find_structure
+from vime_megatron.structures.spec import of_spec
 
 REFERENCE: Final = "reference.safetensors"
 """The reference model's weights in a checkpoint, by Megatron's names; absent where there is none."""
@@ -50,8 +51,10 @@ class TrainerRank:
         self._temperature = context.config.sampling.temperature
         self._deterministic = deterministic(context.policy.trainer.flags)
         self._held = hold_contract(context.alignment, options.spec, options.tensor_parallel)
+        self._spec = "aligned" if self._held else "te" if options.spec == "te" else "local"
         directory = read_model_directory(context.model_directory)
-        self._blueprint = find_structure(directory.model_type, context.config.plugins).blueprint(directory.config)
+        structure = find_structure(directory.model_type, context.config.plugins)
+        self._blueprint = of_spec(structure.blueprint(directory.config), options.spec)
         trainer = context.config.trainer
         with ExitStack() as stack:
             stack.enter_context(process_settings(deterministic=self._deterministic, threads=trainer.threads))
@@ -173,7 +176,7 @@ class TrainerRank:
         """See `vime_core.backends.Trainer`."""
         settings = {
             "dtype": self._context.config.trainer.dtype,
-            "spec": "local" if self._held is None else "aligned",
+            "spec": self._spec,
             "tensor_parallel": self._options.tensor_parallel,
             "data_parallel": self._options.data_parallel,
             "recompute": self._options.recompute,

@@ -14,6 +14,7 @@ from vime_megatron.model_directory import read_model_directory
 from vime_megatron.options import MegatronOptions
 from vime_megatron.requirement import require_megatron
 from vime_megatron.structures.registry import find_structure
+from vime_megatron.structures.spec import of_spec
 from vime_megatron.trainer import refuse_ranks
 
 
@@ -28,5 +29,5 @@ def check_run(config: RunConfig, policy: DeterminismPolicy, model_directory: Pat
     refuse_ranks(options, config.run.launcher)
     deterministic(policy.trainer.flags)
     directory = read_model_directory(model_directory)
-    find_structure(directory.model_type, config.plugins).blueprint(directory.config)
     require_layout(alignment, options.spec, options.tensor_parallel)
+    of_spec(find_structure(directory.model_type, config.plugins).blueprint(directory.config), options.spec)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -75,20 +75,33 @@ def with_bias(kind: Callable[..., Module], wanted: bool, *sizes: int, **given: A
     return kind(*sizes, **{**given, "bias": wanted})
 
 
-def local_block_spec(
-    layers: int, *, qk_norm: bool, output_bias: bool = False, mlp_bias: bool = False
+@dataclass(frozen=True)
+class ModuleSet:
+    """The modules that dense layers are made of. Their parameters have the same names in every set."""
+
+    column: Any
+    row: Any
+    norm: Any
+    core_attention: Any
+
+
+LOCAL: Final = ModuleSet(ColumnParallelLinear, RowParallelLinear, WrappedTorchNorm, PackedCausalAttention)
+"""Megatron's local modules: unfused linears and torch's RMSNorm."""
+
+
+def dense_block_spec(
+    layers: int, *, qk_norm: bool, output_bias: bool = False, mlp_bias: bool = False, modules: ModuleSet = LOCAL
 ) -> TransformerBlockSubmodules:
-    """Dense decoder layers of Megatron's local modules: unfused linears and torch's RMSNorm."""
-    head_norm: Any = WrappedTorchNorm if qk_norm else IdentityOp
-    core_attention: Any = PackedCausalAttention
+    """Dense decoder layers of one set of modules."""
+    head_norm: Any = modules.norm if qk_norm else IdentityOp
     bias_dropout_add: Any = get_bias_dropout_add
     attention = ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
-            core_attention=core_attention,
-            linear_proj=partial(with_bias, RowParallelLinear, output_bias),
+            linear_qkv=modules.column,
+            core_attention=modules.core_attention,
+            linear_proj=partial(with_bias, modules.row, output_bias),
             q_layernorm=head_norm,
             k_layernorm=head_norm,
         ),
@@ -96,19 +109,19 @@ def local_block_spec(
     mlp = partial(
         MLP.as_mlp_submodule,
         submodules=MLPSubmodules(
-            linear_fc1=partial(with_bias, ColumnParallelLinear, mlp_bias),
-            linear_fc2=partial(with_bias, RowParallelLinear, mlp_bias),
+            linear_fc1=partial(with_bias, modules.column, mlp_bias),
+            linear_fc2=partial(with_bias, modules.row, mlp_bias),
         ),
     )
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=WrappedTorchNorm,
+            input_layernorm=modules.norm,
             self_attention=attention,
             self_attn_bda=bias_dropout_add,
-            pre_mlp_layernorm=WrappedTorchNorm,
+            pre_mlp_layernorm=modules.norm,
             mlp=mlp,
             mlp_bda=bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=WrappedTorchNorm)
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=modules.norm)

@@ -130,10 +130,11 @@ def _refuse_contradiction(alignment: Alignment | None, spec: str) -> None:
             remedy="Set alignment.contract, such as dense/v1, or trainer.megatron.spec = 'auto'.",
             code="VIME-ALIGN-031",
         )
-    if alignment is not None and spec == "local":
+    whose = {"local": "Megatron's own modules", "te": "Transformer Engine's modules"}
+    if alignment is not None and spec in whose:
         raise PolicyError(
-            f"trainer.megatron.spec = 'local' contradicts alignment.contract = {alignment.contract.id!r}:"
-            " Megatron's own modules do not keep it",
+            f"trainer.megatron.spec = {spec!r} contradicts alignment.contract = {alignment.contract.id!r}:"
+            f" {whose[spec]} do not keep it",
             remedy="Set trainer.megatron.spec = 'auto', or clear alignment.contract.",
             code="VIME-ALIGN-030",
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from vime_core.errors import ConfigError
+from vime_core.plugins.types import load_attribute
 from vime_megatron.mapping import Rule, grouped_qkv, same, stacked
 from vime_megatron.rope import read_rope
 from vime_megatron.structures.types import Blueprint
@@ -62,7 +63,8 @@ class DenseStructure:
         }
         return Blueprint(
             transformer=transformer,
-            block_spec=built.block_spec(layers),
+            block_spec=built.block_spec(layers, "vime_megatron.specs:LOCAL"),
+            te_block_spec=built.block_spec(layers, "vime_megatron.te:ENGINE"),
             vocabulary=_integer(config, "vocab_size"),
             context=_integer(config, "max_position_embeddings"),
             head_dim=head_dim,
@@ -107,13 +109,14 @@ class DenseStructure:
             rules.append(same(f"{target}mlp.linear_fc2.{part}", f"{source}mlp.down_proj.{part}"))
         return rules
 
-    def block_spec(self, layers: int) -> Any:
-        """What makes the layers of Megatron's own modules."""
+    def block_spec(self, layers: int, modules: str) -> Any:
+        """What makes the layers of the modules that are named ``"module:attribute"``."""
 
         def make() -> Any:
-            from vime_megatron.specs import local_block_spec
+            from vime_megatron.specs import dense_block_spec
 
-            return local_block_spec(layers, qk_norm=self.qk_norm, output_bias=self.output_bias, mlp_bias=self.mlp_bias)
+            biases = {"output_bias": self.output_bias, "mlp_bias": self.mlp_bias}
+            return dense_block_spec(layers, qk_norm=self.qk_norm, **biases, modules=load_attribute(modules, "megatron"))
 
         return make
 

@@ -29,6 +29,7 @@ class Blueprint:
         rules: the weight mapping, in the order of the model's layers.
         output_bias: a bias on the attention's output projection.
         mlp_bias: biases on both linears of the MLP.
+        te_block_spec: the same of Transformer Engine's modules, with parameters of the same names; None: there is none.
     """
 
     transformer: Mapping[str, Any]
@@ -41,6 +42,7 @@ class Blueprint:
     rules: tuple[Rule, ...]
     output_bias: bool = field(default=False, kw_only=True)
     mlp_bias: bool = field(default=False, kw_only=True)
+    te_block_spec: Callable[[], Any] | None = field(default=None, kw_only=True)
 
 
 class Structure(Protocol):
