@@ -80,8 +80,8 @@ def _table(settings: list[str]) -> str:
 
 
 def test_every_command_of_the_page_runs(place: Path) -> None:
-    doctor, run, compare, convert = commands()
-    for script in (doctor, run, compare, convert):
+    doctor, run, compare, convert, by_ranks = commands()
+    for script in (doctor, run, compare, convert, by_ranks):
         done = shell(script, place)
         assert done.returncode == 0, done.stdout + done.stderr
         print(done.stdout)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
 from vime_core.errors import ConfigError
-from vime_megatron.conversion.torch_dist import to_hf_directory, to_torch_dist
+from vime_megatron.conversion.layout import Layout, chosen_layout
+from vime_megatron.conversion.torch_dist import _built, to_hf_directory, to_torch_dist
 from vime_megatron.model_directory import read_model_directory
+from vime_megatron.parallel import Ranks
 from vime_megatron.testing import unequal
 
 
@@ -19,6 +26,7 @@ from vime_megatron.testing import unequal
 def converted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("converted") / "dist"
     said = to_torch_dist(llama, output, {"--num-layers": "2", "--hidden-size": "48", "--swiglu": None})
+    assert said is not None
     assert said.tensors > 10
     assert said.root in str(said)
     return output
@@ -77,3 +85,54 @@ def test_a_changed_tensor_is_found(llama: Path, tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_refused(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no readable vime.json"):
         to_hf_directory(llama, tmp_path / "hf")
+
+
+TOOL = Path(__file__).parents[3] / "tools" / "convert_hf_to_torch_dist.py"
+
+
+def by_ranks(source: Path, output: Path, ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += [str(TOOL), "--hf-checkpoint", str(source), "--save", str(output), *flags]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+
+
+@pytest.mark.slow
+def test_several_ranks_write_what_one_writes(llama: Path, converted: Path, tmp_path: Path) -> None:
+    ran = by_ranks(llama, tmp_path / "dist", 4, "--tensor-model-parallel-size", "2")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("read back and equal") == 1
+    writers = {file.name.split("_")[2] for file in (tmp_path / "dist" / "release").glob("*.distcp")}
+    assert writers == {"0", "1", "2", "3"}
+    assert (tmp_path / "dist" / "vime.json").read_text() == (converted / "vime.json").read_text()
+    to_hf_directory(tmp_path / "dist", tmp_path / "hf")
+    assert unequal(read_model_directory(llama).load(), read_model_directory(tmp_path / "hf").load()) == []
+
+
+def test_shares_cover_every_element_once(llama: Path) -> None:
+    with _built(read_model_directory(llama), "fp32") as (model, _):
+        state = model.sharded_state_dict()
+        for layout in (Layout(), Layout(2, 2), Layout(4, 1), Layout(5, 2), Layout(1, 2)):
+            counts: dict[str, Any] = {}
+            for rank in range(layout.tensor * layout.pipeline):
+                for part in layout.share(dict(state), rank, 2).values():
+                    if isinstance(part, ShardedTensor):
+                        count = counts.setdefault(part.key, torch.zeros(part.global_shape))
+                        count[part.global_slice()] += 1
+            assert len(counts) == 8
+            assert all(bool((count == 1).all()) for count in counts.values())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "says"),
+    [
+        (4, {"--tensor-model-parallel-size": "3"}, "3 and --pipeline-model-parallel-size 1 are of 3 ranks, and 4 were"),
+        (1, {"--tensor-model-parallel-size": "2"}, "are of 2 ranks, and 1 were started"),
+        (4, {}, "--pipeline-model-parallel-size 4 is more than the model's 2 layers"),
+        (2, {"--tensor-model-parallel-size": "two"}, "--tensor-model-parallel-size two is no number"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_named(ranks: int, flags: dict[str, str | None], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        chosen_layout(Ranks(world_size=ranks), flags, 2)

@@ -39,13 +39,15 @@ def hf_to_torch_dist(
 ) -> int:
     """Write a HF model as a Megatron torch_dist checkpoint and check what was written, tensor by tensor.
 
-    Megatron's model flags (--num-layers 24 ...) may follow: one that contradicts the checkpoint is refused.
+    Megatron's model flags (--num-layers 24 ...) may follow: one that contradicts the checkpoint is refused. Under
+    torchrun the ranks write a part each, by --tensor-model-parallel-size and --pipeline-model-parallel-size.
     """
     from vime_core.plugins.types import load_attribute
 
     flags = dict(pairs(context.args))
     convert = load_attribute(f"{TORCH_DIST}:to_torch_dist", "hf-to-torch-dist")
-    return _say(output, convert(source, output, flags), as_json)
+    converted = convert(source, output, flags)
+    return 0 if converted is None else _say(output, converted, as_json)  # the first of several ranks speaks for all
 
 
 @app.command("torch-dist-to-hf")

@@ -13,6 +13,7 @@ Layout, as Megatron's own tools read it::
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from vime_core.config.schema import PluginsSection
 from vime_core.errors import ConfigError
 from vime_core.record.digest import digest_tensors, merkle_root
 from vime_megatron.checkpoint import without_helper_process
+from vime_megatron.conversion.layout import chosen_layout
 from vime_megatron.cpu_bridge import cuda_bridge
 from vime_megatron.mapping import to_hf
 from vime_megatron.model import PolicyModel, build_model
@@ -70,36 +72,69 @@ class Converted:
         return f"{self.path}: {self.tensors} tensors, root {self.root}; read back and equal"
 
 
-def to_torch_dist(source: Path, output: Path, flags: Mapping[str, str | None] | None = None) -> Converted:
+def to_torch_dist(
+    source: Path, output: Path, flags: Mapping[str, str | None] | None = None, ranks: Ranks | None = None
+) -> Converted | None:
     """Write a HF model directory as a torch_dist checkpoint, read it back, and compare every tensor's digest.
+
+    Several ranks, as torchrun starts them, write a part each; the first one reads all of it back. Each holds the model.
 
     Args:
         source: HF directory in bf16 or fp32.
         output: the directory to make; it must not exist.
-        flags: Megatron's model flags, ``--num-layers`` to ``24``; they must agree with the source's ``config.json``.
+        flags: Megatron's model flags, ``--num-layers`` to ``24``, which must agree with the source's ``config.json``,
+            and the sizes of its tensor and pipeline parallelism.
+        ranks: this process's place; None: as torchrun's variables say.
+
+    Returns:
+        What was written; None on all ranks but the first.
 
     Raises:
-        ConfigError: ``output`` exists, the source is unusable, a flag contradicts it, or what was written differs.
+        ConfigError: ``output`` exists, the source is unusable, a flag contradicts it or the ranks, or what was written
+            differs.
     """
+    ranks, flags = ranks or started_ranks(os.environ), flags or {}
     _refuse_existing(output)
     directory = read_model_directory(source)
-    require_agreement(flags or {}, directory)
+    require_agreement(flags, directory)
     weights = {name: t for name, t in directory.load().items() if not name.endswith("rotary_emb.inv_freq")}
     dtype = _dtype(weights, source)
-    with _built(directory, dtype) as (model, blueprint):
+    with _built(directory, dtype, ranks=ranks) as (model, blueprint):
         wanted = _digests(model, blueprint)
-        (output / RELEASE).mkdir(parents=True)
-        with cuda_bridge(), without_helper_process():
-            dist_checkpointing.save(_sharded(model), str(output / RELEASE))
-        _copy_rest(source, output / HF)
-        note = Note(format=FORMAT, dtype=dtype, digests=wanted, root=merkle_root(wanted))
-        (output / NOTE).write_text(note.model_dump_json(indent=2) + "\n")
-        (output / "latest_checkpointed_iteration.txt").write_text(RELEASE)
+        layers = blueprint.transformer["num_layers"]
+        share = chosen_layout(ranks, flags, layers).share(_sharded(model)["model"], ranks.rank, layers)
+        _save(share, output, ranks)
+    if ranks.rank:
+        return None
+    _copy_rest(source, output / HF)
+    note = Note(format=FORMAT, dtype=dtype, digests=wanted, root=merkle_root(wanted))
+    (output / NOTE).write_text(note.model_dump_json(indent=2) + "\n")
+    (output / "latest_checkpointed_iteration.txt").write_text(RELEASE)
+    with _built(directory, dtype, empty=True) as (model, blueprint):
         _load(model, output)
         _require_equal(wanted, _digests(model, blueprint), output)
     held = {name: digest for name, digest in digest_tensors(iter(weights.items())).items() if name in wanted}
     _require_equal({name: wanted[name] for name in held}, held, source)
     return Converted(output, len(wanted), note.root)
+
+
+def started_ranks(environment: Mapping[str, str]) -> Ranks:
+    """The place of this process among those that torchrun started; a single one without it."""
+    if int(environment.get("WORLD_SIZE", "1")) == 1:
+        return Ranks()
+    rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return Ranks(rank, world_size, local_rank, "env://")
+
+
+def _save(share: dict[str, Any], output: Path, ranks: Ranks) -> None:
+    """Write this rank's share; no rank looks at ``output`` before all have seen that it is not there."""
+    torch.distributed.barrier()
+    if ranks.rank == 0:
+        (output / RELEASE).mkdir(parents=True)
+    torch.distributed.barrier()
+    with cuda_bridge(), without_helper_process():
+        dist_checkpointing.save({"model": share}, str(output / RELEASE))
+    torch.distributed.barrier()
 
 
 def to_hf_directory(source: Path, output: Path) -> Converted:
@@ -167,11 +202,13 @@ def _looked_up(config: Mapping[str, Any], key: str) -> Any:
 
 
 @contextmanager
-def _built(directory: ModelDirectory, dtype: str, *, empty: bool = False) -> Generator[tuple[PolicyModel, Blueprint]]:
+def _built(
+    directory: ModelDirectory, dtype: str, *, empty: bool = False, ranks: Ranks | None = None
+) -> Generator[tuple[PolicyModel, Blueprint]]:
     silence_megatron()
     structure = find_structure(directory.model_type, PluginsSection())
     blueprint = structure.blueprint(directory.config)
-    with process_groups(Ranks(), 1):
+    with process_groups(ranks or Ranks(), 1):
         yield build_model(directory, blueprint, dtype=dtype, context=blueprint.context, load=not empty), blueprint
 
 
