@@ -254,7 +254,10 @@ def test_without_a_promise_the_steps_after_the_checkpoint_are_done_anew(
 
 REFERENCE = ("algorithm.ppo-clip.kl_coefficient=0.1", "algorithm.reference_update_every=1")
 BOTH_KL = ("algorithm.reward_kl=0.05", "algorithm.loss=cispo", "algorithm.cispo.kl_coefficient=0.1")
-CORRECTED = ("algorithm.old_log_probs=recompute", "algorithm.correction.level=token", "algorithm.overlong=mask")
+CORRECTED = (
+    *("algorithm.old_log_probs=recompute", "algorithm.correction.level=token"),
+    *("algorithm.overlong=drop", "algorithm.overlong_buffer=2"),
+)
 DYNAMIC = ("sampling.dynamic_rounds=9", "sampling.max_tokens=2", "reward.length.target=4", "run.steps=3")
 
 

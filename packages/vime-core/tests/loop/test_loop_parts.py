@@ -28,6 +28,7 @@ from vime_core.loop.metrics import ABS_DIFF, mismatch, step_metrics
 from vime_core.loop.prompts import require_distinct_seeds
 from vime_core.loop.timing import PhaseTimer
 from vime_core.loop.weights import require_equal_weights
+from vime_core.rl import advantages
 from vime_core.rl.losses import PpoClipOptions, ppo_clip
 from vime_core.sinks.console import warnings
 from vime_core.types import Sample, SampleRequest, TrainStepResult
@@ -74,6 +75,20 @@ def test_an_entropy_bonus_needs_a_trainer_that_gives_it_and_no_contract() -> Non
         [ROOT / "configs" / "aligned-smoke.toml"], ["algorithm.ppo-clip.entropy_coefficient=0.01"]
     )
     with pytest.raises(ConfigError, match="'dense/v1' defines no entropy"):
+        load_algorithm(config, plugins)
+
+
+def test_an_estimator_that_takes_no_absent_responses_is_refused_with_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, plugins = load_config([ROOT / "configs" / "smoke.toml"], ["algorithm.overlong=drop"])
+    assert load_algorithm(config, plugins).advantages([1.0, 0.0, 0.5, 9.0], [True, True, True, False]).tolist() == [
+        pytest.approx(1.0, abs=1e-5),
+        pytest.approx(-1.0, abs=1e-5),
+        0.0,
+        0.0,
+    ]
+    grpo = advantages.grpo
+    monkeypatch.setattr(advantages, "grpo", lambda rewards, options: grpo(rewards, options))
+    with pytest.raises(ConfigError, match=r"algorithm\.advantage = 'grpo' takes none"):
         load_algorithm(config, plugins)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vime_core.errors import DataError
-from vime_core.rl.advantages import GrpoOptions, RlooOptions, grpo, rloo
+from vime_core.rl.advantages import (
+    DrGrpoOptions,
+    GrpoOptions,
+    ReinforceOptions,
+    RlooOptions,
+    dr_grpo,
+    grpo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    rloo,
+)
 
 reward = st.floats(min_value=-100, max_value=100, width=32)
 groups = st.integers(2, 9).flatmap(
@@ -95,3 +106,69 @@ def test_a_reward_that_is_not_finite_is_named(estimate, bad: float) -> None:
 def test_wrong_shapes_and_dtypes_are_refused(estimate, rewards: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="fp32"):
         estimate(rewards)
+
+
+ESTIMATORS: list[Any] = [
+    (grpo, GrpoOptions()),
+    (grpo, GrpoOptions(normalise_std=False)),
+    (dr_grpo, DrGrpoOptions()),
+    (rloo, RlooOptions()),
+    (reinforce_plus_plus, ReinforceOptions()),
+    (reinforce_plus_plus_baseline, ReinforceOptions()),
+]
+ragged = st.lists(st.lists(reward, min_size=0, max_size=5), min_size=1, max_size=5)
+
+
+def padded(groups: list[list[float]], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Groups of unequal sizes scattered over rows of six; what is absent has a reward that must not count."""
+    generator = np.random.default_rng(seed)
+    rewards, present = np.full((len(groups), 6), 77.0, np.float32), np.zeros((len(groups), 6), bool)
+    for row, group in enumerate(groups):
+        places = np.sort(generator.permutation(6)[: len(group)])
+        rewards[row, places], present[row, places] = group, True
+    return torch.from_numpy(rewards), torch.from_numpy(present)
+
+
+def over_batch(values: list[list[float]]) -> list[list[float]]:
+    flat = [value for group in values for value in group]
+    mean = math.fsum(flat) / len(flat)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in flat) / max(1, len(flat) - 1))
+    return [[(value - mean) / (std + 1e-6) for value in group] for group in values]
+
+
+def of_groups(name: str, groups: list[list[float]], divide: bool) -> list[list[float]]:
+    """The formulas on lists of unequal lengths; a group of one has nothing to be compared with."""
+    centred = [exact_grpo(group, divide=False, eps=0) if len(group) > 1 else [0.0] * len(group) for group in groups]
+    if name == "rloo":
+        return [exact_rloo(group) if len(group) > 1 else [0.0] * len(group) for group in groups]
+    if name == "reinforce_plus_plus":
+        return over_batch(groups)
+    if name == "reinforce_plus_plus_baseline":
+        return over_batch(centred)
+    divided = [exact_grpo(g, divide=True, eps=1e-6) if len(g) > 1 else [0.0] * len(g) for g in groups]
+    return divided if name == "grpo" and divide else centred
+
+
+@pytest.mark.parametrize(("estimate", "options"), ESTIMATORS)
+@given(groups=ragged, seed=st.integers(0, 99))
+def test_groups_of_unequal_size_are_the_formula_on_what_is_present(
+    estimate: Any, options: Any, groups: list[list[float]], seed: int
+) -> None:
+    if not any(groups):
+        groups = [[1.0, 2.0]]
+    rewards, present = padded(groups, seed)
+    found = estimate(rewards, options, present)
+    assert found.dtype == torch.float32
+    assert torch.equal(found[~present], torch.zeros(int((~present).sum())))
+    expected = of_groups(estimate.__name__, groups, getattr(options, "normalise_std", False))
+    flat = [value for group in expected for value in group]
+    np.testing.assert_allclose(found[present].double(), flat, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("estimate", "options"), ESTIMATORS)
+@given(rewards=groups)
+def test_whole_groups_are_the_same_bits_with_and_without_saying_so(
+    estimate: Any, options: Any, rewards: list[list[float]]
+) -> None:
+    values = torch.tensor(rewards)
+    assert torch.equal(estimate(values, options), estimate(values, options, torch.ones(values.shape, dtype=torch.bool)))

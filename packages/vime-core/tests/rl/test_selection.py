@@ -19,7 +19,7 @@ from vime_core.rl.advantages import (
     reinforce_plus_plus_baseline,
 )
 from vime_core.rl.reduction import token_weights
-from vime_core.rl.selection import informative, without_overlong
+from vime_core.rl.selection import informative, overlong_penalty, without_overlong
 from vime_core.types import FinishReason, Sample
 
 reward = st.floats(min_value=-10, max_value=10, width=32)
@@ -82,3 +82,20 @@ def test_only_a_response_that_was_cut_off_is_masked() -> None:
 def test_constant_weights_depend_on_no_length() -> None:
     weights = token_weights("constant", [[True] * 3, [True, False], [True]], 8)
     assert [w.tolist() for w in weights] == [[np.float32(1 / 24)] * 3, [np.float32(1 / 24), 0.0], [np.float32(1 / 24)]]
+
+
+@pytest.mark.parametrize(
+    ("length", "buffer", "expected"),
+    [
+        (0, 4, 0.0),
+        (16, 4, 0.0),
+        (17, 4, -0.25),
+        (18, 4, -0.5),
+        (20, 4, -1.0),
+        (25, 4, -1.0),
+        (20, 20, -1.0),
+        (5, 20, -0.25),
+    ],
+)
+def test_a_long_response_loses_linearly(length: int, buffer: int, expected: float) -> None:
+    assert overlong_penalty(length, 20, buffer) == expected

@@ -142,9 +142,17 @@ class AlgorithmSection(PluginSection):
         default="token",
         description="What counts alike: tokens, samples, or tokens over samples x sampling.max_tokens.",
     )
-    overlong: Literal["keep", "mask"] = Field(
-        default="keep", description="Whether responses that ran into sampling.max_tokens are trained on."
+    overlong: Literal["keep", "mask", "drop"] = Field(
+        default="keep",
+        description="Responses that ran into sampling.max_tokens: train on them, on none of their tokens (mask), or"
+        " leave them out of their groups' advantages too (drop).",
     )
+    overlong_buffer: NonNegativeInt = Field(
+        default=0,
+        description="The last tokens before sampling.max_tokens, over which a response's reward loses up to"
+        " overlong_weight; 0: none.",
+    )
+    overlong_weight: NonNegativeFloat = Field(default=1.0, description="What the longest response loses.")
     reward_kl: NonNegativeFloat = Field(
         default=0.0, description="Weight of a response's KL to the reference model, taken off its reward; 0: none."
     )
@@ -293,6 +301,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.updates_per_rollout = {self.algorithm.updates_per_rollout} is more than"
                 f" sampling.prompts_per_step = {self.sampling.prompts_per_step}: each update needs a prompt of its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _buffer_is_of_the_response(self) -> RunConfig:
+        if self.algorithm.overlong_buffer > self.sampling.max_tokens:
+            raise ValueError(
+                f"algorithm.overlong_buffer = {self.algorithm.overlong_buffer} is more than sampling.max_tokens ="
+                f" {self.sampling.max_tokens}"
             )
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from vime_core.rl.losses import TokenBatch, TokenLoss
 
-Estimate = Callable[["Tensor", BaseModel], "Tensor"]
+Estimate = Callable[..., "Tensor"]
+"""(rewards [P, G], options) to advantages [P, G]; with a third argument, bool [P, G], where responses are absent."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,17 @@ class Algorithm:
     loss: ConfiguredLoss
     needs_reference: bool = False
 
-    def advantages(self, rewards: Sequence[float]) -> Float32Array:
-        """One advantage a sample from one reward a sample, fp32 [P * G], in sample order."""
+    def advantages(self, rewards: Sequence[float], present: Sequence[bool] | None = None) -> Float32Array:
+        """One advantage a sample from one reward a sample, fp32 [P * G], in sample order.
+
+        Samples that are not ``present`` have advantage 0 and no part in another's.
+        """
         import torch
 
         groups = self.config.sampling.samples_per_prompt
         rewards_PG = torch.tensor(list(rewards), dtype=torch.float32).view(-1, groups)
-        return self.estimate(rewards_PG, self.estimate_options).reshape(-1).numpy()
+        absent = [] if present is None or all(present) else [torch.tensor(list(present)).view(-1, groups)]
+        return self.estimate(rewards_PG, self.estimate_options, *absent).reshape(-1).numpy()
 
     def minibatches(
         self,
@@ -163,6 +169,13 @@ def _try(algorithm: Algorithm) -> None:
     from vime_core.rl.losses import TokenBatch
 
     config = algorithm.config
+    if config.algorithm.overlong == "drop" and len(signature(algorithm.estimate).parameters) < 3:
+        raise ConfigError(
+            f"algorithm.overlong = 'drop' makes groups of unequal size, and algorithm.advantage ="
+            f" {config.algorithm.advantage!r} takes none: it has no third argument for which responses are present",
+            remedy="Set algorithm.overlong = 'mask', or choose another algorithm.advantage.",
+            code="VIME-CONFIG-023",
+        )
     try:
         algorithm.estimate(torch.zeros(1, config.sampling.samples_per_prompt), algorithm.estimate_options)
     except ValueError as error:

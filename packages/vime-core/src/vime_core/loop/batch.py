@@ -61,6 +61,6 @@ def _round(session: Session, step: int, prompts: Sequence[Prompt], timer: PhaseT
     requests = training_requests(session.config, step, prompts)
     require_distinct_seeds(requests)
     found = generate_samples(session, prompts, requests, timer)
-    samples = without_overlong(found.samples) if session.config.algorithm.overlong == "mask" else found.samples
+    samples = without_overlong(found.samples) if session.config.algorithm.overlong != "keep" else found.samples
     size = session.config.sampling.samples_per_prompt
     return [samples[i : i + size] for i in range(0, len(samples), size)], found.rewards_timed_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from vime_core.loop.weights import require_equal_weights
 from vime_core.record.digest import digest_tensors, merkle_root
 from vime_core.record.samples import log_prob_digest, sample_columns, sampled_digests, step_digests
 from vime_core.record.schema import Digests, StepEntry, UpdateEntry
+from vime_core.rl.selection import overlong_penalty
 from vime_core.types import Float32Array, Sample, TrainSequence, TrainStepResult
 
 
@@ -54,13 +56,16 @@ def run_step(session: Session, step: int) -> dict[str, float]:
     samples = generated.samples
     reference = _reference(session, samples, timer)
     with timer("advantages"):
-        advantages = session.algorithm.advantages(_rewards(session, samples, reference))
+        lost = _lost_to_length(session, samples)
+        rewards = [reward + one for reward, one in zip(_rewards(session, samples, reference), lost, strict=True)]
+        advantages = session.algorithm.advantages(rewards, _present(session, samples))
     metrics: dict[str, float] = {}
     updates, later = _train(session, step, Batch(samples, advantages, reference), timer, metrics)
     weights = _update_engine(session, step, timer)
     train_log_probs = [values for update in updates for values in update.log_probs]
     metrics |= step_metrics(samples, train_log_probs, [u.result for u in updates], timer)
     metrics |= {
+        "reward/overlong_penalty": math.fsum(lost) / len(lost),
         "reward/timed_out": float(generated.rewards_timed_out),
         "data/dropped": float(session.prompts.dropped),
         "data/no_signal": float(generated.left_out),
@@ -97,6 +102,22 @@ def _rewards(session: Session, samples: Sequence[Sample], reference: Sequence[Fl
     if reference is None or not coefficient:
         return [sample.reward for sample in samples]
     return penalised_rewards(samples, reference, coefficient)
+
+
+def _lost_to_length(session: Session, samples: Sequence[Sample]) -> list[float]:
+    """What each reward loses to its response's length, 0 or less; the record keeps the reward as it was given."""
+    section, longest = session.config.algorithm, session.config.sampling.max_tokens
+    if not section.overlong_buffer:
+        return [0.0] * len(samples)
+    penalties = [overlong_penalty(len(s.response_tokens), longest, section.overlong_buffer) for s in samples]
+    return [section.overlong_weight * penalty for penalty in penalties]
+
+
+def _present(session: Session, samples: Sequence[Sample]) -> list[bool] | None:
+    """Which samples have a part in their groups' advantages; None: all."""
+    if session.config.algorithm.overlong != "drop":
+        return None
+    return [sample.finish_reason != "length" for sample in samples]
 
 
 def _train(

@@ -1,10 +1,11 @@
 """Advantage estimators over groups of responses to one prompt.
 
-Every estimator is ``(rewards fp32 [P, G], options) -> advantages fp32 [P, G]``, P prompts with G responses each. Sums
-run over the group in index order, in fp64, elementwise over prompts, with one rounding to fp32 at the end: a prompt's
-advantages depend on its own rewards only, and a group of equal rewards gives exact zeros, since fp64 holds the sum of
-up to 2**29 equal fp32 numbers exactly. (In fp32 the mean of seven times 0.3 is off by one ulp, and dividing that by a
-standard deviation of zero plus eps makes an advantage of it.)
+Every estimator is ``(rewards fp32 [P, G], options, present bool [P, G] or None) -> advantages fp32 [P, G]``, P prompts
+with at most G responses each: an absent one has no part in any mean or spread and advantage 0; so has the only one of a
+group that is compared within its group. Sums run over the group in index order, in fp64, elementwise over prompts, with
+one rounding to fp32 at the end: a prompt's advantages depend on its own rewards only, and a group of equal rewards
+gives exact zeros, since fp64 holds the sum of up to 2**29 equal fp32 numbers exactly. (In fp32 the mean of seven times
+0.3 is off by one ulp, and dividing that by a standard deviation of zero plus eps makes an advantage of it.)
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ReinforceOptions(Options):
     eps: float = Field(1e-6, gt=0, allow_inf_nan=False, description="Added to the batch's standard deviation.")
 
 
-def dr_grpo(rewards_PG: Tensor, options: DrGrpoOptions) -> Tensor:  # noqa: ARG001
+def dr_grpo(rewards_PG: Tensor, options: DrGrpoOptions, present_PG: Tensor | None = None) -> Tensor:  # noqa: ARG001
     """``r - mean`` of the group. With ``algorithm.reduction = "constant"`` it is Dr. GRPO.
 
     Source: Understanding R1-Zero-like training (arXiv 2503.20783), section 3.2.
@@ -47,10 +48,10 @@ def dr_grpo(rewards_PG: Tensor, options: DrGrpoOptions) -> Tensor:  # noqa: ARG0
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
         DataError: a reward is not finite.
     """
-    return grpo(rewards_PG, GrpoOptions.model_validate({"normalise_std": False}))
+    return grpo(rewards_PG, GrpoOptions.model_validate({"normalise_std": False}), present_PG)
 
 
-def reinforce_plus_plus(rewards_PG: Tensor, options: ReinforceOptions) -> Tensor:
+def reinforce_plus_plus(rewards_PG: Tensor, options: ReinforceOptions, present_PG: Tensor | None = None) -> Tensor:
     """``(r - mean) / (std + eps)`` over the whole batch; groups do not matter. The divisor of the variance is N - 1.
 
     Source: REINFORCE++ (arXiv 2501.03262), section 3: the batch as the baseline.
@@ -59,10 +60,12 @@ def reinforce_plus_plus(rewards_PG: Tensor, options: ReinforceOptions) -> Tensor
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
         DataError: a reward is not finite.
     """
-    return _normalised(_checked(rewards_PG).double(), options.eps)
+    return _normalised(*_checked(rewards_PG, present_PG), options.eps)
 
 
-def reinforce_plus_plus_baseline(rewards_PG: Tensor, options: ReinforceOptions) -> Tensor:
+def reinforce_plus_plus_baseline(
+    rewards_PG: Tensor, options: ReinforceOptions, present_PG: Tensor | None = None
+) -> Tensor:
     """``r - mean`` of the group, then divided by the standard deviation of these over the whole batch.
 
     Source: REINFORCE++ (arXiv 2501.03262), the variant with a group baseline.
@@ -71,20 +74,18 @@ def reinforce_plus_plus_baseline(rewards_PG: Tensor, options: ReinforceOptions) 
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
         DataError: a reward is not finite.
     """
-    rewards = _checked(rewards_PG).double()
-    centred = rewards - (_group_sum(rewards) / rewards.shape[1])[:, None]
-    return _normalised(centred, options.eps)
+    rewards, present = _checked(rewards_PG, present_PG)
+    return _normalised(_centred(rewards, present), present, options.eps)
 
 
-def _normalised(values_PG: Tensor, eps: float) -> Tensor:
+def _normalised(values_PG: Tensor, present_PG: Tensor, eps: float) -> Tensor:
     """fp32 [P, G]: centred and scaled over all values, summed in (prompt, sample) order in fp64."""
-    flat = values_PG.reshape(1, -1)
-    centred = flat - (_group_sum(flat) / flat.shape[1])[:, None]
-    std = torch.sqrt(_group_sum(centred * centred) / (flat.shape[1] - 1))
-    return (centred / (std + eps)[:, None]).reshape(values_PG.shape).float()
+    flat, present = values_PG.reshape(1, -1), present_PG.reshape(1, -1)
+    centred = _centred(flat, present)
+    return (centred / (_spread(centred, present) + eps)[:, None]).reshape(values_PG.shape).float()
 
 
-def grpo(rewards_PG: Tensor, options: GrpoOptions) -> Tensor:
+def grpo(rewards_PG: Tensor, options: GrpoOptions, present_PG: Tensor | None = None) -> Tensor:
     """Group-relative advantage: ``(r - mean) / (std + eps)``, or ``r - mean`` without ``normalise_std``.
 
     Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2. The standard deviation is the sample's (divisor G - 1),
@@ -94,16 +95,13 @@ def grpo(rewards_PG: Tensor, options: GrpoOptions) -> Tensor:
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
         DataError: a reward is not finite.
     """
-    rewards = _checked(rewards_PG).double()
-    group_size = rewards.shape[1]
-    centred = rewards - (_group_sum(rewards) / group_size)[:, None]
+    centred = _centred(*(checked := _checked(rewards_PG, present_PG)))
     if options.normalise_std:
-        std = torch.sqrt(_group_sum(centred * centred) / (group_size - 1))
-        centred = centred / (std + options.eps)[:, None]
+        centred = centred / (_spread(centred, checked[1]) + options.eps)[:, None]
     return centred.float()
 
 
-def rloo(rewards_PG: Tensor, options: RlooOptions) -> Tensor:  # noqa: ARG001
+def rloo(rewards_PG: Tensor, options: RlooOptions, present_PG: Tensor | None = None) -> Tensor:  # noqa: ARG001
     """Leave-one-out advantage: each reward minus the mean of the *other* rewards of its group.
 
     Source: Ahmadian et al., Back to Basics (arXiv 2402.14740), section 3.2.
@@ -112,9 +110,21 @@ def rloo(rewards_PG: Tensor, options: RlooOptions) -> Tensor:  # noqa: ARG001
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
         DataError: a reward is not finite.
     """
-    rewards = _checked(rewards_PG).double()
-    others = (_group_sum(rewards)[:, None] - rewards) / (rewards.shape[1] - 1)
-    return (rewards - others).float()
+    rewards, present = _checked(rewards_PG, present_PG)
+    counts = present.double().sum(1, keepdim=True)
+    others = (_group_sum(rewards)[:, None] - rewards) / (counts - 1).clamp(min=1)
+    return torch.where(present & (counts > 1), rewards - others, 0.0).float()
+
+
+def _centred(values_PG: Tensor, present_PG: Tensor) -> Tensor:
+    """Each value minus the mean of its row's present ones; 0 where it is absent."""
+    mean = _group_sum(values_PG) / present_PG.double().sum(1).clamp(min=1)
+    return torch.where(present_PG, values_PG - mean[:, None], 0.0)
+
+
+def _spread(centred_PG: Tensor, present_PG: Tensor) -> Tensor:
+    """The sample's standard deviation of each row (divisor: present ones minus 1), 0 of a single value."""
+    return torch.sqrt(_group_sum(centred_PG * centred_PG) / (present_PG.double().sum(1) - 1).clamp(min=1))
 
 
 def _group_sum(values_PG: Tensor) -> Tensor:
@@ -124,7 +134,8 @@ def _group_sum(values_PG: Tensor) -> Tensor:
     return total
 
 
-def _checked(rewards_PG: Tensor) -> Tensor:
+def _checked(rewards_PG: Tensor, present_PG: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rewards in fp64, 0 where they are absent, and which are present."""
     if rewards_PG.ndim != 2 or rewards_PG.dtype != torch.float32 or rewards_PG.shape[1] < 2:
         raise ValueError(
             f"rewards must be fp32 [P, G] with G >= 2, got {rewards_PG.dtype} {list(rewards_PG.shape)}"
@@ -138,4 +149,5 @@ def _checked(rewards_PG: Tensor) -> Tensor:
             remedy="Correct the reward function; advantages need finite rewards.",
             code="VIME-DATA-022",
         )
-    return rewards_PG
+    present = torch.ones_like(rewards_PG, dtype=torch.bool) if present_PG is None else present_PG
+    return torch.where(present, rewards_PG.double(), 0.0), present

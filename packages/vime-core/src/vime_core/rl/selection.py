@@ -1,4 +1,4 @@
-"""Which samples are trained on: groups with a signal, and responses that were not cut off."""
+"""Which samples are trained on: groups with a signal, and responses that were not cut off; what too long ones lose."""
 
 from __future__ import annotations
 
@@ -25,3 +25,16 @@ def without_overlong(samples: Sequence[Sample]) -> list[Sample]:
         replace(sample, loss_mask=(False,) * len(sample.loss_mask)) if sample.finish_reason == "length" else sample
         for sample in samples
     ]
+
+
+def overlong_penalty(length: int, longest: int, buffer: int) -> float:
+    """0 up to ``longest - buffer`` tokens, from there falling linearly to -1 at ``longest``.
+
+    Source: soft overlong punishment, DAPO (arXiv 2503.14476), equation 13.
+
+    Args:
+        length: tokens of a response.
+        longest: that a response may have.
+        buffer: the last tokens before ``longest``, at least 1.
+    """
+    return -min(1.0, max(0, length - (longest - buffer)) / buffer)
