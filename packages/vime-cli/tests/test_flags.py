@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vime_cli.flags import overrides_of
+from vime_cli.flags import overrides_of, refuse_without_ray
 from vime_cli.main import main
+from vime_core.config.load import parse_override
 from vime_core.errors import ConfigError
 
 KEYS = {"attention_backend", "max_num_seqs"}
@@ -38,6 +39,31 @@ def test_a_switch_becomes_a_key(arguments: list[str], overrides: list[str]) -> N
 def test_what_is_no_switch_is_refused(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match=f"no option {arguments[0]}"):
         overrides_of(arguments, KEYS)
+
+
+def test_a_runtime_environment_is_variables_of_the_actors() -> None:
+    text = json.dumps({"env_vars": {"A": "1", "QUOTED": 'a"b\\c'}})
+    (override,) = overrides_of(["--runtime-env-json", text], KEYS)
+    table = parse_override(override)
+    assert table == {"run": {"ray": {"env_vars": {"A": "1", "QUOTED": 'a"b\\c'}}}}
+    assert overrides_of([f"--runtime-env-json={text}"], KEYS) == [override]
+    refuse_without_ray([override], "ray")
+    with pytest.raises(ConfigError, match="'inline' has none"):
+        refuse_without_ray([override], "inline")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "no JSON"),
+        ('{"working_dir": "."}', "only an object with the key env_vars"),
+        ("[]", "only an object"),
+        ('{"env_vars": {"A": 1}}', "an object of strings"),
+    ],
+)
+def test_another_runtime_environment_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        overrides_of(["--runtime-env-json", text], KEYS)
 
 
 def test_vime_run_takes_them(

@@ -3,12 +3,14 @@
 ``--deterministic-mode`` and ``--vllm-enable-deterministic-inference`` ask for ``run.policy = "reproducible"``; any
 other ``--vllm-NAME VALUE`` is ``rollout.vllm.NAME``, or an engine argument where the plugin has no such key.
 ``--freeze-indexer`` is ``trainer.megatron.freeze_indexer = true``.
+``--runtime-env-json JSON``, as Ray has it, may hold ``env_vars``: they are ``run.ray.env_vars``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from typing import Any, Final, cast
 
 from vime_core.errors import ConfigError
 
@@ -21,6 +23,8 @@ SWITCHES: Final = {
     "--no-freeze-indexer": "trainer.megatron.freeze_indexer=false",
 }
 """Those without a value."""
+RUNTIME_ENV: Final = "--runtime-env-json"
+ENV_VARS: Final = "run.ray.env_vars"
 
 
 def overrides_of(arguments: Sequence[str], own_keys: Collection[str]) -> list[str]:
@@ -56,11 +60,50 @@ def pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 def _override(name: str, value: str | None, own_keys: Collection[str]) -> str:
     if name in SWITCHES and value is None:
         return SWITCHES[name]
+    if name == RUNTIME_ENV:
+        return f"{ENV_VARS}={_env_vars(value or '')}"
     if not name.startswith(PREFIX) or name in SWITCHES:
         raise _unknown(name if value is None else f"{name} {value}")
     key = name.removeprefix(PREFIX).replace("-", "_")
     holder = "rollout.vllm" if key in own_keys else "rollout.vllm.engine_args"
     return f"{holder}.{key}={'true' if value is None else value}"
+
+
+def refuse_without_ray(switches: Sequence[str], launcher: str) -> None:
+    """Raise ConfigError when variables are meant for actors and there are none."""
+    if launcher != "ray" and any(switch.startswith(ENV_VARS) for switch in switches):
+        raise ConfigError(
+            f"{RUNTIME_ENV} is for Ray's actors, and run.launcher = {launcher!r} has none",
+            remedy="Export the variables before vime starts, or add --set run.launcher=ray.",
+            code="VIME-CONFIG-074",
+        )
+
+
+def _env_vars(text: str) -> str:
+    """The variables of a runtime environment, as a TOML table."""
+    try:
+        table: Any = json.loads(text)
+    except ValueError as error:
+        raise _unusable(text, f"it is no JSON: {error}") from error
+    if not isinstance(table, dict) or set(cast("dict[str, Any]", table)) - {"env_vars"}:
+        raise _unusable(text, "only an object with the key env_vars is taken; actors run what is installed here")
+    variables: Any = cast("dict[str, Any]", table).get("env_vars", {})
+    if not isinstance(variables, dict) or any(type(v) is not str for v in cast("dict[str, Any]", variables).values()):
+        raise _unusable(text, "env_vars must be an object of strings")
+    pairs = cast("dict[str, str]", variables).items()
+    return "{" + ", ".join(f"{_quoted(name)} = {_quoted(value)}" for name, value in pairs) + "}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _unusable(text: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{RUNTIME_ENV} {text!r}: {why}",
+        remedy=f"""Write it as {RUNTIME_ENV} '{{"env_vars": {{"NAME": "value"}}}}'.""",
+        code="VIME-CONFIG-075",
+    )
 
 
 def _unknown(argument: str) -> ConfigError:

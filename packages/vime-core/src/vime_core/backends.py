@@ -42,31 +42,62 @@ Taps = Mapping[str, tuple["Tensor", "Tensor"]]
 
 
 class StateObserver(Protocol):
-    """Sees a train step's tensors where they are final: gradients after reduction and before clipping."""
+    """Sees a train step's tensors where they are final: gradients after reduction and before clipping.
+
+    One that does more than hand them to `vime_core.record.digest.digest_tensors` has ``needs_tensors = True``: from a
+    trainer in another process only digests come otherwise.
+    """
 
     def gradients(self, tensors: NamedTensors) -> None: ...
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """A process's place among the trainer's ranks.
+
+    Args:
+        rank: in the whole trainer.
+        world_size: ranks of the whole trainer.
+        local_rank: index of this rank's GPU on its machine.
+        init_method: where the ranks meet (``tcp://host:port`` or ``file:///path``); empty for a single rank, which
+            meets nobody.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    init_method: str = ""
+
+
+@dataclass(frozen=True)
 class TrainerContext:
-    """Everything a trainer is built from. ``options`` is the plugin's own validated section."""
+    """Everything a trainer is built from. ``options`` is the plugin's own validated section.
+
+    With several ``ranks`` each process has a trainer of its own. All are called alike, in one order, with the same
+    arguments; they share the work among themselves, and each returns the whole result.
+    """
 
     config: RunConfig
     options: BaseModel
     policy: DeterminismPolicy
     model_directory: Path
     alignment: Alignment | None = None
+    ranks: Ranks = Ranks()
 
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """Everything a rollout engine is built from. ``options`` is the plugin's own validated section."""
+    """Everything a rollout engine is built from. ``options`` is the plugin's own validated section.
+
+    ``engine`` is its number among the run's engines.
+    """
 
     config: RunConfig
     options: BaseModel
     policy: DeterminismPolicy
     model_directory: Path
     alignment: Alignment | None = None
+    engine: int = 0
 
 
 class Trainer(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 
 class VimeError(Exception):
@@ -25,6 +26,10 @@ class VimeError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}\n  help: {self.remedy}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keyword arguments survive a way to another process too."""
+        return partial(type(self), remedy=self.remedy, code=self.code), (self.message,)
 
 
 class Interrupted(BaseException):

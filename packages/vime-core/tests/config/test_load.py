@@ -21,6 +21,7 @@ from vime_core.errors import ConfigError, PluginError, VimeError
 from vime_core.plugins import (
     AdvantageEstimator,
     DatasetSource,
+    LauncherEntry,
     Loss,
     ModelSource,
     Reward,
@@ -52,6 +53,7 @@ def plugins() -> PluginManager:
     manager = PluginManager()
     manager.register(
         SimpleNamespace(
+            vime_launchers=one(LauncherEntry("inline", "L.", "json:loads")),
             vime_trainers=one(TrainerBackend("megatron", "T.", "json:loads", here)),
             vime_rollouts=one(RolloutEngine("vllm", "R.", "json:loads", here)),
             vime_model_sources=one(ModelSource("directory", "M.", "json:loads", here)),

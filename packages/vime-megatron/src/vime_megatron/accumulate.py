@@ -18,6 +18,16 @@ from vime_megatron.packing import PackedMicrobatch, flatten
 
 
 @dataclass(frozen=True)
+class HostTokens:
+    """What a microbatch adds to a step's totals; ``loss`` is its sum of weight x loss."""
+
+    loss: float
+    weight: float
+    metric_sums: Mapping[str, float]
+    log_probs: tuple[Float32Array, ...]
+
+
+@dataclass(frozen=True)
 class ScoredTokens:
     """``weighted_loss`` is the fp32 scalar sum of weight x loss, with gradients; the rest is on the host."""
 
@@ -25,6 +35,10 @@ class ScoredTokens:
     weight: float
     metric_sums: Mapping[str, float]
     log_probs: tuple[Float32Array, ...]
+
+    def on_host(self) -> HostTokens:
+        """The same without gradients."""
+        return HostTokens(self.weighted_loss.item(), self.weight, self.metric_sums, self.log_probs)
 
 
 @dataclass
@@ -36,9 +50,9 @@ class StepTotals:
     metric_sums: dict[str, float] = field(default_factory=dict[str, float])
     log_probs: list[Float32Array] = field(default_factory=list[Float32Array])
 
-    def add(self, tokens: ScoredTokens) -> None:
+    def add(self, tokens: HostTokens) -> None:
         """Add one microbatch."""
-        self.loss += tokens.weighted_loss.item()
+        self.loss += tokens.loss
         self.weight += tokens.weight
         for name, value in tokens.metric_sums.items():
             self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+import torch.distributed as dist
 from blake3 import blake3
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
@@ -96,19 +97,17 @@ def save_checkpoint(directory: Path, optimization: Optimization, who: Identity) 
     Raises:
         RecordError: the directory holds something, or cannot be written.
     """
+    first = dist.get_rank() == 0
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise _unusable(
-                directory,
-                "is not empty",
-                remedy="Save to a directory that is empty or does not exist.",
-                code="VIME-RECORD-040",
-            )
-        (directory / TENSORS).mkdir()
+        if first:
+            _make_empty(directory)
+        dist.barrier()
         with cuda_bridge(), without_helper_process():
             dist_checkpointing.save(_state(optimization, loading=False), str(directory / TENSORS))
-        _write_marker(directory, who)
+        dist.barrier()
+        if first:
+            _write_marker(directory, who)
+        dist.barrier()
     except WRITE_ERRORS as error:
         free = shutil.disk_usage(directory).free >> 20 if directory.is_dir() else 0
         raise _unusable(
@@ -117,6 +116,18 @@ def save_checkpoint(directory: Path, optimization: Optimization, who: Identity) 
             remedy="Free space, or write to another disk.",
             code="VIME-RECORD-041",
         ) from error
+
+
+def _make_empty(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise _unusable(
+            directory,
+            "is not empty",
+            remedy="Save to a directory that is empty or does not exist.",
+            code="VIME-RECORD-040",
+        )
+    (directory / TENSORS).mkdir()
 
 
 def load_checkpoint(directory: Path, optimization: Optimization, who: Identity) -> None:

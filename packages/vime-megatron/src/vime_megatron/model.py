@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import silu
@@ -23,6 +25,7 @@ from vime_megatron.model_directory import ModelDirectory
 from vime_megatron.packing import PackedMicrobatch
 from vime_megatron.parallel import unchanged_environment
 from vime_megatron.rope import rope_table
+from vime_megatron.sharding import gather_columns, shard, whole_shape
 from vime_megatron.specs import PackedSequences
 from vime_megatron.structures.types import Blueprint
 
@@ -57,7 +60,7 @@ class PolicyModel(GPTModel):
 
     def hidden_states(self, batch: PackedMicrobatch) -> Tensor:
         """Final hidden states of every input token, [T, hidden] in the training dtype."""
-        embedded = lookup(self.embedding.word_embeddings.weight, batch.tokens)[:, None]
+        embedded = self._embedded(batch.tokens)[:, None]
         hidden: Tensor = self.decoder(
             hidden_states=embedded, attention_mask=None, packed_seq_params=self._sequences(batch)
         )
@@ -67,7 +70,7 @@ class PolicyModel(GPTModel):
         """[N, hidden] to [N, V], both in the training dtype."""
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         output: Tensor = self.output_layer(hidden[:, None], weight=weight)[0]
-        return output[:, 0]
+        return gather_columns(output[:, 0])
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (another input, another output)
         self, batch: PackedMicrobatch, temperature: float, *, entropy: bool = False
@@ -77,6 +80,19 @@ class PolicyModel(GPTModel):
         logits = batch.left_to_choose(self.logits(hidden))
         log_probs = token_log_probs(logits, batch.targets, temperature)
         return torch.stack((log_probs, token_entropies(logits, temperature))) if entropy else log_probs
+
+    @property
+    def _tensor_parallel(self) -> int:
+        return parallel_state.get_tensor_model_parallel_world_size()
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """[T] to [T, hidden]; a rank without a token's row adds zeros."""
+        table: Any = self.embedding.word_embeddings
+        if self._tensor_parallel == 1:
+            return lookup(table.weight, tokens)
+        elsewhere = (tokens < table.vocab_start_index) | (tokens >= table.vocab_end_index)
+        rows = lookup(table.weight, (tokens - table.vocab_start_index).masked_fill(elsewhere, 0))
+        return reduce_from_tensor_model_parallel_region(rows.masked_fill(elsewhere[:, None], 0.0))
 
     def _sequences(self, batch: PackedMicrobatch) -> PackedSequences:
         angles: Tensor = self.get_buffer("rope_table")[:, batch.positions, None]
@@ -159,7 +175,7 @@ def _load(model: PolicyModel, directory: ModelDirectory, blueprint: Blueprint) -
     _check_shapes(parameters, loaded, str(directory.path))
     with torch.no_grad():
         for name, tensor in loaded.items():
-            parameters[name].copy_(tensor)
+            parameters[name].copy_(shard(parameters[name], tensor))
 
 
 def _without_derived(weights: dict[str, Tensor], directory: ModelDirectory, *, tied: bool) -> dict[str, Tensor]:
@@ -176,7 +192,7 @@ def _without_derived(weights: dict[str, Tensor], directory: ModelDirectory, *, t
 
 
 def _check_shapes(parameters: Mapping[str, Tensor], loaded: Mapping[str, Tensor], where: str) -> None:
-    wanted: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+    wanted: dict[str, Any] = {name: whole_shape(parameter) for name, parameter in parameters.items()}
     given: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in loaded.items()}
     for name in sorted(wanted.keys() | given.keys()):
         if wanted.get(name) != given.get(name):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -17,9 +18,12 @@ from torch import Tensor
 
 from vime_core.config.schema import TrainerSection
 from vime_megatron.cpu_bridge import cuda_bridge
+from vime_megatron.data_parallel import add_over_ranks, data_parallel_size, join_ranges
 from vime_megatron.model import DTYPES, PolicyModel
+from vime_megatron.sharding import whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+QK_NORMS = ("q_layernorm.weight", "k_layernorm.weight")
 NEVER = 1 << 62
 """A number of steps that no run reaches: Megatron's scheduler wants an end for its decay, and there is none."""
 
@@ -45,14 +49,19 @@ class Optimization:
             self.optimizer.zero_grad()
 
     def reduce_gradients(self) -> None:
-        """Finish the sum over ranks; `gradients` is final afterwards."""
+        """Finish the sum over ranks; `gradients` is final afterwards, and whole on every rank."""
+        self._add_qk_norms()
+        if data_parallel_size() > 1:  # Megatron's reduce-scatter adds in an order of the library's
+            for buffer in (*self.model.buffers, *self.model.expert_parallel_buffers):
+                add_over_ranks(buffer.grad_data, parallel_state.get_data_parallel_group())
+            return
         with cuda_bridge():
             self.model.finish_grad_sync()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """fp32 gradient of each trained parameter, by its Megatron name, in the model's order."""
+        """fp32 gradient of each trained parameter, by its Megatron name, in the model's order; a collective."""
         for name, parameter in self._trained():
-            yield name, cast("Any", parameter).main_grad
+            yield name, whole(parameter, cast("Any", parameter).main_grad)
 
     def step(self) -> tuple[float, float]:
         """Clip, and update masters and weights once.
@@ -66,11 +75,14 @@ class Optimization:
         return float(norm), float(self.optimizer.param_groups[0]["lr"])
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """fp32 master and moments of each trained parameter, in its shape: ``NAME.master``, ``NAME.exp_avg``, ..."""
+        """fp32 master and moments of each trained parameter, in its shape: ``NAME.master``, ``NAME.exp_avg``, ...
+
+        A collective: each data parallel rank holds a range of each parameter's.
+        """
         for name, parameter in self._trained():
-            held: Mapping[str, Tensor] = self._inner._get_main_param_and_optimizer_states(parameter)
+            held, own = self._held(parameter)
             for key, label in (("param", "master"), *((moment, moment) for moment in MOMENTS)):
-                yield f"{name}.{label}", held[key].detach().view(parameter.shape)
+                yield f"{name}.{label}", whole(parameter, _joined(parameter, held.get(key), own))
 
     def load_state_dict(self, state: Mapping[str, Any], scheduler: Mapping[str, Any]) -> None:
         """Load what Megatron's ``sharded_state_dict`` described, and the scheduler's state.
@@ -92,6 +104,21 @@ class Optimization:
         """All parameters but those that the structure froze."""
         return ((n, p) for n, p in self.model.module.named_parameters() if p.requires_grad)
 
+    def _held(self, parameter: torch.nn.Parameter) -> tuple[Mapping[str, Tensor], slice]:
+        """This rank's part of a parameter's state, nothing where it has none, and which elements that is."""
+        if parameter not in self._inner.model_param_gbuf_map:
+            return {}, slice(0, 0)
+        own = self._inner._get_model_param_range_map(parameter)["param"]
+        return self._inner._get_main_param_and_optimizer_states(parameter), slice(own.start, own.end)
+
+    def _add_qk_norms(self) -> None:
+        """Each tensor parallel rank has seen its own heads only, and these weights are of all heads."""
+        if parallel_state.get_tensor_model_parallel_world_size() > 1:
+            for name, parameter in self._trained():
+                if name.endswith(QK_NORMS):
+                    gradient = cast("Any", parameter).main_grad
+                    add_over_ranks(gradient, parallel_state.get_tensor_model_parallel_group())
+
     @property
     def _inner(self) -> Any:
         """The DistributedOptimizer within Megatron's chain of one."""
@@ -107,6 +134,13 @@ class Optimization:
                 group["fused"] = True  # one pass over memory: four times as fast on the CPU
                 for master in group["params"]:
                     adam.state[master]["step"] = torch.zeros((), device=master.device)
+
+
+def _joined(parameter: torch.nn.Parameter, held: Tensor | None, own: slice) -> Tensor:
+    if data_parallel_size() == 1:
+        assert held is not None
+        return held.detach().view(parameter.shape)
+    return join_ranges(parameter.numel(), own, held, parameter.device).view(parameter.shape)
 
 
 def _ddp_config() -> DistributedDataParallelConfig:

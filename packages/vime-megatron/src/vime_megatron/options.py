@@ -48,3 +48,8 @@ class MegatronOptions(Options):
                 " would get a gradient of zero and decay"
             )
         return value
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the whole trainer."""
+        return self.tensor_parallel * self.data_parallel

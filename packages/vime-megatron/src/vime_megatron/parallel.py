@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -15,28 +14,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch._C._distributed_c10d import HashStore
 
+from vime_core.backends import Ranks
 from vime_core.errors import BackendError
 from vime_megatron.cpu_bridge import backend, cuda_bridge
 
 TIMEOUT = timedelta(minutes=30)
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process's place among the trainer's ranks.
-
-    Args:
-        rank: in the whole trainer.
-        world_size: ranks of the whole trainer.
-        local_rank: index of this rank's GPU on its machine.
-        init_method: where the ranks meet (``tcp://host:port`` or ``file:///path``); empty for a single rank, which
-            meets nobody.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    init_method: str = ""
 
 
 @contextmanager
@@ -62,6 +44,14 @@ def process_groups(ranks: Ranks, tensor_parallel: int) -> Generator[None]:
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+def ranks_of_process() -> dict[str, int]:
+    """This process's number among the ranks that share a tensor and among those that share a step."""
+    return {
+        "tensor_parallel_rank": parallel_state.get_tensor_model_parallel_rank(),
+        "data_parallel_rank": parallel_state.get_data_parallel_rank(),
+    }
 
 
 def _meet(ranks: Ranks) -> None:

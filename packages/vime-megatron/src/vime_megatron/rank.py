@@ -15,14 +15,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vime_core.alignment.taps import recording
-from vime_core.backends import LossFunction, Microbatches, StateObserver, Taps, TrainerContext
+from vime_core.backends import LossFunction, Microbatches, Ranks, StateObserver, Taps, TrainerContext
 from vime_core.errors import BackendError, PolicyError
 from vime_core.types import Float32Array, ProcessReport, TrainSequence, TrainStepResult
-from vime_megatron.accumulate import StepTotals, score_tokens
+from vime_megatron.accumulate import HostTokens, StepTotals, score_tokens
 from vime_megatron.aligned.holding import hold_contract
 from vime_megatron.aligned.recompute import recomputed_modules, recomputing
 from vime_megatron.checkpoint import identity, load_checkpoint, save_checkpoint
 from vime_megatron.cpu_bridge import backend, device
+from vime_megatron.data_parallel import by_microbatch, own_share
 from vime_megatron.determinism import deterministic, process_settings
 from vime_megatron.mapping import to_hf
 from vime_megatron.model import PolicyModel, build_model
@@ -30,8 +31,9 @@ from vime_megatron.model_directory import read_model_directory
 from vime_megatron.optimization import Optimization
 from vime_megatron.options import MegatronOptions
 from vime_megatron.packing import PackedMicrobatch, pack_microbatch
-from vime_megatron.parallel import Ranks, process_groups
+from vime_megatron.parallel import process_groups, ranks_of_process
 from vime_megatron.report import process_report
+from vime_megatron.sharding import refuse_indivisible, shard, whole
 from vime_megatron.structures.registry import find_structure
 from vime_megatron.structures.spec import of_spec
 
@@ -55,6 +57,7 @@ class TrainerRank:
         directory = read_model_directory(context.model_directory)
         structure = find_structure(directory.model_type, context.config.plugins)
         self._blueprint = of_spec(structure.blueprint(directory.config), options.spec)
+        refuse_indivisible(self._blueprint, options.tensor_parallel)
         trainer = context.config.trainer
         with ExitStack() as stack:
             stack.enter_context(process_settings(deterministic=self._deterministic, threads=trainer.threads))
@@ -77,12 +80,12 @@ class TrainerRank:
 
     def log_probs(self, microbatches: Microbatches) -> list[Float32Array]:
         """See `vime_core.backends.Trainer`."""
-        scored: list[Float32Array] = []
+        scored: list[list[Float32Array]] = []
         with torch.no_grad():
-            for sequences in microbatches:
-                batch = self._pack(sequences)
-                scored += batch.split(self._model(batch, self._temperature))
-        return scored
+            for index in own_share(len(microbatches)):
+                batch = self._pack(microbatches[index])
+                scored.append(batch.split(self._model(batch, self._temperature)))
+        return [values for microbatch in by_microbatch(scored) for values in microbatch]
 
     def keep_reference(self) -> None:
         """See `vime_core.backends.ReferenceTrainer`."""
@@ -153,8 +156,7 @@ class TrainerRank:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `vime_core.backends.Trainer`. Tensors may be views of live weights: read them before the next step."""
-        parameters = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
-        return to_hf(parameters, self._blueprint.rules)
+        return to_hf(self._whole(), self._blueprint.rules)
 
     def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
         """See `vime_core.backends.Trainer`. Views of live state, named by Megatron parameter."""
@@ -163,14 +165,16 @@ class TrainerRank:
     def save(self, directory: Path) -> None:
         """See `vime_core.backends.Trainer`."""
         save_checkpoint(directory, self._optimization, self._identity)
-        if self._reference:
-            save_file({n: t.contiguous().cpu() for n, t in self._reference.items()}, directory / REFERENCE)
+        reference = self._whole(self._reference) if self._reference else {}
+        if reference and self._ranks.rank == 0:
+            save_file({n: t.contiguous().cpu() for n, t in reference.items()}, directory / REFERENCE)
 
     def load(self, directory: Path) -> None:
         """See `vime_core.backends.Trainer`."""
         load_checkpoint(directory, self._optimization, self._identity)
         if (directory / REFERENCE).is_file():
-            self._reference = {name: t.to(device()) for name, t in load_file(directory / REFERENCE).items()}
+            parameters, stored = dict(self._model.named_parameters()), load_file(directory / REFERENCE)
+            self._reference = {name: shard(parameters[name], t).to(device()) for name, t in stored.items()}
 
     def processes(self) -> list[ProcessReport]:
         """See `vime_core.backends.Trainer`."""
@@ -179,6 +183,7 @@ class TrainerRank:
             "spec": self._spec,
             "tensor_parallel": self._options.tensor_parallel,
             "data_parallel": self._options.data_parallel,
+            **ranks_of_process(),
             "recompute": self._options.recompute,
             "collectives": backend(),
             "deterministic_mode": self._deterministic,
@@ -192,17 +197,26 @@ class TrainerRank:
 
     def _accumulate(self, microbatches: Microbatches, loss: LossFunction) -> StepTotals:
         """Leave the step's gradients in the buffers, summed over microbatches and ranks."""
-        totals = StepTotals()
+        own, totals = list[HostTokens](), StepTotals()
         self._optimization.zero_gradients()
-        for index, sequences in enumerate(microbatches):
+        for index in own_share(len(microbatches)):
+            sequences = microbatches[index]
             batch = self._pack(sequences)
             scored: Tensor = self._optimization.model(batch, self._temperature, **_asked_of_the_model(loss))
             tokens = score_tokens(index, sequences, batch, scored, loss)
             tokens.weighted_loss.backward()
+            own.append(tokens.on_host())
+        for tokens in by_microbatch(own):
             totals.add(tokens)
         self._optimization.reduce_gradients()
         _require_finite(self._optimization.gradients())
         return totals
+
+    def _whole(self, values: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Whole tensors by Megatron's names, of ``values`` or of the weights; a collective."""
+        parameters = dict(self._model.named_parameters())
+        held = values if values is not None else {name: p.detach() for name, p in parameters.items()}
+        return {name: whole(parameters[name], tensor) for name, tensor in held.items()}
 
     def _contract_settings(self) -> Mapping[str, Any]:
         return {} if self._held is None else self._held.settings(self._model)

@@ -13,9 +13,9 @@ from vime_megatron.determinism import deterministic
 from vime_megatron.model_directory import read_model_directory
 from vime_megatron.options import MegatronOptions
 from vime_megatron.requirement import require_megatron
+from vime_megatron.sharding import refuse_indivisible
 from vime_megatron.structures.registry import find_structure
 from vime_megatron.structures.spec import of_spec
-from vime_megatron.trainer import refuse_ranks
 
 
 def check_run(config: RunConfig, policy: DeterminismPolicy, model_directory: Path, alignment: Alignment | None) -> None:
@@ -26,8 +26,8 @@ def check_run(config: RunConfig, policy: DeterminismPolicy, model_directory: Pat
     """
     require_megatron()
     options = cast("MegatronOptions", config.options("trainer", config.trainer.backend))
-    refuse_ranks(options, config.run.launcher)
     deterministic(policy.trainer.flags)
     directory = read_model_directory(model_directory)
     require_layout(alignment, options.spec, options.tensor_parallel)
-    of_spec(find_structure(directory.model_type, config.plugins).blueprint(directory.config), options.spec)
+    blueprint = find_structure(directory.model_type, config.plugins).blueprint(directory.config)
+    refuse_indivisible(of_spec(blueprint, options.spec), options.tensor_parallel)

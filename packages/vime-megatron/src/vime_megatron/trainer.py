@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vime_core.backends import TrainerContext
+from vime_core.backends import Ranks, TrainerContext
 from vime_core.errors import ConfigError
 from vime_megatron.options import MegatronOptions
 from vime_megatron.quiet import silence_megatron
@@ -15,32 +15,31 @@ if TYPE_CHECKING:
 
 
 def open_trainer(context: TrainerContext) -> TrainerRank:
-    """A `vime_core.backends.Trainer` of one rank, in this process.
+    """A `vime_core.backends.Trainer`: this process's rank, alone or one of several.
 
     Raises:
         PluginError: megatron-core is absent, or nobody registered the model's structure.
-        ConfigError: the options ask for more ranks than one, or the model directory is unusable.
+        ConfigError: the options ask for more ranks than there are, or the model directory is unusable.
         PolicyError: the policy sets a flag that this trainer does not know.
         BackendError: another trainer is open in this process.
     """
     require_megatron()
     options = context.options
     assert isinstance(options, MegatronOptions)
-    refuse_ranks(options, context.config.run.launcher)
+    refuse_ranks(options, context.ranks, context.config.run.launcher)
     silence_megatron()
-    from vime_megatron.parallel import Ranks
     from vime_megatron.rank import TrainerRank
 
-    return TrainerRank(context, options, Ranks())
+    return TrainerRank(context, options, context.ranks)
 
 
-def refuse_ranks(options: MegatronOptions, launcher: str) -> None:
-    """Raise ConfigError for more ranks than the launcher holds."""
-    for key in ("tensor_parallel", "data_parallel"):
-        size = getattr(options, key)
-        if size > 1:
-            raise ConfigError(
-                f"trainer.megatron.{key} = {size} needs {size} ranks, but run.launcher = {launcher!r} holds one",
-                remedy=f"Set trainer.megatron.{key} = 1.",
-                code="VIME-CONFIG-056",
-            )
+def refuse_ranks(options: MegatronOptions, ranks: Ranks, launcher: str) -> None:
+    """Raise ConfigError unless the launcher holds as many ranks as are asked for."""
+    if options.ranks != ranks.world_size:
+        key = "tensor_parallel" if options.tensor_parallel > 1 else "data_parallel"
+        raise ConfigError(
+            f"trainer.megatron.{key} = {getattr(options, key)} needs {options.ranks} ranks, but run.launcher ="
+            f" {launcher!r} holds {ranks.world_size}",
+            remedy=f"Set run.launcher = 'ray', or trainer.megatron.{key} = 1.",
+            code="VIME-CONFIG-056",
+        )

@@ -96,6 +96,8 @@ def _optional(options: VllmOptions, flags: dict[str, bool]) -> dict[str, Any]:
         "attention_backend": options.attention_backend,
         "kv_cache_memory_bytes": options.kv_cache_gib and int(options.kv_cache_gib * 2**30),
         "async_scheduling": flags.get("async_scheduling"),
+        # Within a Ray actor vLLM would make actors of its workers, which nobody here watches.
+        "distributed_executor_backend": "mp" if options.tensor_parallel_size > 1 else None,
     }
     return {name: value for name, value in optional.items() if value is not None}
 

@@ -29,11 +29,11 @@ class EngineLog:
     terminal.
     """
 
-    def __init__(self, record: Path | None = None) -> None:
+    def __init__(self, record: Path | None = None, engine: int = 0) -> None:
         self._own = record is None or not record.is_dir()
         place = Path(tempfile.mkdtemp(prefix="vime-vllm-", dir=outside())) if self._own else record
         assert place is not None
-        self.path = place / "engine.log"
+        self.path = place / (f"engine-{engine}.log" if engine else "engine.log")
         self._handler = logging.FileHandler(self.path)
         self._handler.setFormatter(logging.Formatter(_FORMAT))
         # Before vLLM is imported: Python itself prints the warnings of a logger without a handler.

@@ -63,6 +63,11 @@ class VllmOptions(Options):
         default_factory=dict[str, JsonValue], description="More of vLLM's EngineArgs, by their own names."
     )
 
+    @property
+    def ranks(self) -> int:
+        """GPUs of one engine."""
+        return self.tensor_parallel_size
+
     @field_validator("engine_args")
     @classmethod
     def _leaves_the_rest_alone(cls, value: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:

@@ -37,7 +37,7 @@ def open_rollout(context: RolloutContext) -> VllmRollout:
         BackendError: the engine did not start.
     """
     compat.require_vllm()
-    log = EngineLog(context.config.run.output)
+    log = EngineLog(context.config.run.output, context.engine)
     try:
         return _start(context, cast("VllmOptions", context.options), policy_flags(context.policy), log)
     except (ConfigError, PolicyError):

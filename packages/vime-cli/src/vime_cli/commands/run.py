@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vime_cli.arguments import Json, Set
-from vime_cli.flags import overrides_of
+from vime_cli.flags import overrides_of, refuse_without_ray
 from vime_cli.output import print_json, show_progress
 from vime_core.errors import ConfigError
 
@@ -38,7 +38,8 @@ def run(
     """Train with RL as CONFIGS say, and write a run record.
 
     With --resume RUN, and without CONFIGS, the run of that record goes on. --deterministic-mode,
-    --freeze-indexer and any --vllm-NAME VALUE are keys of the configuration under the field's names.
+    --freeze-indexer, --runtime-env-json and any --vllm-NAME VALUE are keys of the configuration under the field's
+    names.
     Exit code 0: the run is complete. 2: the configuration or the machine does not allow it. 3: a backend failed.
     """
     show_progress(logging.WARNING if as_json else logging.INFO)
@@ -58,6 +59,7 @@ def run(
         config, plugins, resumption = open_resumption(resume, overrides, last)
     else:
         config, plugins = load_config(_given(configs), overrides, last)
+    refuse_without_ray(switches, config.run.launcher)
     if dry_run:
         _require_ready(config, plugins, resuming=resumption is not None)
         return _print_resolved(config, as_json=as_json)

@@ -157,3 +157,9 @@ def vime_launchers() -> Iterable[LauncherEntry]:
     yield LauncherEntry(
         "inline", "Everything on this machine; the trainer in the driver's process.", "vime_core.launch:InlineLauncher"
     )
+    yield LauncherEntry(
+        "ray",
+        "A Ray actor for each trainer rank and each engine, on one machine or several.",
+        "vime_core.ray.launcher:RayLauncher",
+        "vime_core.ray.options:RayOptions",
+    )

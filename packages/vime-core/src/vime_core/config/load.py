@@ -21,6 +21,7 @@ from vime_core.plugins.manager import PluginManager, PluginSelection
 from vime_core.plugins.types import (
     AdvantageEstimator,
     DatasetSource,
+    LauncherEntry,
     Loss,
     ModelSource,
     Registration,
@@ -43,6 +44,7 @@ class Selector:
 
 
 SELECTORS = (
+    Selector("run", "launcher", LauncherEntry),
     Selector("model", "source", ModelSource),
     Selector("data", "source", DatasetSource),
     Selector("evaluation", "source", DatasetSource),

@@ -33,7 +33,7 @@ class PluginSection(Section):
     plugin_options: Mapping[str, SerializeAsAny[BaseModel]] = Field(default_factory=dict[str, BaseModel])
 
 
-class RunSection(Section):
+class RunSection(PluginSection):
     """What a run is called, how long it is, and what it promises."""
 
     name: str = Field(default="run", description="For people; it decides no bit.")
@@ -208,6 +208,9 @@ class RolloutSection(PluginSection):
     """The engine that generates."""
 
     backend: str = Field(default="vllm", description="Rollout plugin.")
+    engines: PositiveInt = Field(
+        default=1, description="Engines that generate; prompt number n goes to engine n modulo engines."
+    )
     context_length: PositiveInt = Field(default=1024, description="Prompt and response tokens of one sequence.")
     timeout_s: PositiveFloat = Field(default=600.0, description="Longest wait for one call of the engine.")
     threads: PositiveInt | None = Field(

@@ -46,8 +46,9 @@ def names(run: Preparation) -> Iterator[Finding]:
 
 
 def backends(run: Preparation) -> Iterator[Finding]:
-    """Trainer and rollout engine can be imported."""
+    """Trainer and rollout engine can be imported, and the launcher can hold them."""
     _ = run.backends
+    run.launcher.require_room()
     yield from ()
 
 

@@ -23,7 +23,10 @@ from vime_core.record.lock import DirectoryLock
 from vime_core.record.reader import RunRecord
 from vime_core.record.schema import Manifest, PluginEntry
 
-CHANGEABLE: Final = ("run.steps", "run.sinks", "run.checkpoint_every")
+CHANGEABLE: Final = (
+    *("run.steps", "run.sinks", "run.checkpoint_every"),
+    *("run.ray.address", "run.ray.placement", "run.ray.wait_s"),
+)
 """Keys that a resumed run may have otherwise: they decide no bit of a step."""
 
 

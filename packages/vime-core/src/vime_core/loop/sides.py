@@ -109,6 +109,7 @@ def open_sides(parts: Parts) -> Generator[Sides]:
     """
     with ExitStack() as stack:
         stack.enter_context(run_scratch())
+        stack.callback(parts.launcher.close)
         log.info("starting the rollout engine (%s)", parts.config.rollout.backend)
         rollout = parts.launcher.rollout(parts.model, parts.alignment)
         stack.callback(rollout.close)

@@ -21,6 +21,11 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @property
+    def ranks(self) -> int:
+        """How many trainer ranks (or GPUs of an engine) these options ask the launcher for."""
+        return 1
+
 
 @dataclass(frozen=True)
 class Registration:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from blake3 import blake3
@@ -72,7 +72,16 @@ def array_digest(name: str, array: NDArray[Any]) -> str:
     return _leaf(name, dtype, array.shape, _hash(flat.view(np.uint8)))
 
 
-def digest_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+@runtime_checkable
+class Digested(Protocol):
+    """(name, tensor) pairs of another process, which digests them itself."""
+
+    def digests(self) -> dict[str, str]:
+        """What `digest_tensors` says of them."""
+        ...
+
+
+def digest_tensors(named: Iterable[tuple[str, Tensor]] | Digested) -> dict[str, str]:
     """The leaves of (name, tensor) pairs in their order. A tensor must keep its values until the last is handed over.
 
     On CUDA devices all are hashed before the host waits, on the streams that are current at the call; no more than
@@ -82,6 +91,8 @@ def digest_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
         RecordError: a name comes twice; a tensor has no bytes of its own (meta, sparse or quantised); or one on a
             device was written to before the last was handed over.
     """
+    if isinstance(named, Digested):
+        return named.digests()
     heads: dict[str, tuple[str, tuple[int, ...]]] = {}
     hashes: list[Callable[[], bytes]] = []
     queues: dict[torch.device, HashQueue | None] = {}

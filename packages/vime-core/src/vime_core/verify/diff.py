@@ -12,7 +12,14 @@ from vime_core.verify.difference import Difference, Found, Place, Size
 from vime_core.verify.recorded_taps import recorded_taps
 from vime_core.verify.stages import StepPair, first_unequal, unequal_tensors
 
-NO_INPUTS: Final = frozenset({"run.name", "run.output", "run.sinks", "run.cache", "run.taps"})
+PLACEMENT: Final = tuple(
+    f"run.ray.{key}"
+    for key in (
+        *("address", "placement", "wait_s"),
+        *("cpus_per_rank", "cpus_per_engine", "gpus_per_rank", "gpus_per_engine"),
+    )
+)
+NO_INPUTS: Final = frozenset({"run.name", "run.output", "run.sinks", "run.cache", "run.taps", *PLACEMENT})
 """Configuration keys that name a run and decide nothing about it."""
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -45,11 +45,11 @@ class GradientOptions:
 @contextmanager
 def open_trainer(parts: Parts) -> Generator[Trainer]:
     """The trainer alone. With a learning rate of 0 its steps leave the weights as they are."""
-    trainer = parts.launcher.trainer(parts.model, parts.alignment)
-    try:
+    with ExitStack() as stack:
+        stack.callback(parts.launcher.close)
+        trainer = parts.launcher.trainer(parts.model, parts.alignment)
+        stack.callback(trainer.close)
         yield trainer
-    finally:
-        trainer.close()
 
 
 def verify_gradient(parts: Parts, trainer: Trainer, options: GradientOptions) -> Verdict:
@@ -109,6 +109,7 @@ class _Shown:
     """A `vime_core.backends.StateObserver` that keeps copies of the gradients of one step."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+    needs_tensors: ClassVar[bool] = True
 
     def gradients(self, tensors: NamedTensors) -> None:
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors}

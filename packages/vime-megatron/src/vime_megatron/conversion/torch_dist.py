@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vime_core.backends import Ranks
 from vime_core.config.schema import PluginsSection
 from vime_core.errors import ConfigError
 from vime_core.record.digest import digest_tensors, merkle_root
@@ -36,7 +37,7 @@ from vime_megatron.cpu_bridge import cuda_bridge
 from vime_megatron.mapping import to_hf
 from vime_megatron.model import PolicyModel, build_model
 from vime_megatron.model_directory import ModelDirectory, read_model_directory
-from vime_megatron.parallel import Ranks, process_groups
+from vime_megatron.parallel import process_groups
 from vime_megatron.quiet import silence_megatron
 from vime_megatron.structures.registry import find_structure
 from vime_megatron.structures.types import Blueprint

@@ -1,0 +1,56 @@
+"""Faults for runs under the launcher ``ray``, chosen by VIME_TEST_RAY: an actor is killed, a replica goes astray."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from vime_core.plugins import hookimpl
+
+ENGINE_TENSOR = "model.norm.weight"
+
+
+@hookimpl
+def vime_before_train_step(step: int, trainer: Any) -> None:
+    last = trainer._crew.members[-1] if os.environ.get("VIME_TEST_RAY") else None
+    if os.environ.get("VIME_TEST_RAY") == "kill" and step == 1 and last is not None:
+        os.kill(last.place.pid, signal.SIGKILL)
+    if os.environ.get("VIME_TEST_RAY") == "gradient" and last is not None:
+        _in_actor(last, _add_to_gradients)
+
+
+@hookimpl
+def vime_after_weight_update(step: int, rollout: Any) -> None:
+    if os.environ.get("VIME_TEST_RAY") == "engine":
+        _in_actor(rollout._crew.members[-1], _flip_in_engine)
+        rollout.weight_digests()
+
+
+def _in_actor(member: Any, function: Any) -> None:
+    import ray
+
+    ray.get(member.handle.__ray_call__.remote(function))
+
+
+def _add_to_gradients(host: Any) -> None:
+    optimization = host._held._optimization
+    reduce = optimization.reduce_gradients
+
+    def reduce_and_stray() -> None:
+        reduce()
+        next(tensor for _, tensor in optimization.gradients()).view(-1)[7] += 1e-6
+
+    optimization.reduce_gradients = reduce_and_stray
+
+
+def _flip_in_engine(host: Any) -> None:
+    host._held.call("ray_faults:flip_lowest_bit")
+
+
+def flip_lowest_bit(worker: Any) -> None:
+    """In the engine's worker."""
+    import torch
+
+    weight = dict(worker.model_runner.model.named_parameters())[ENGINE_TENSOR]
+    weight.data.view(-1).view(torch.int16)[5] ^= 1

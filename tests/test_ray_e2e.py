@@ -1,0 +1,176 @@
+"""The launcher ``ray`` with real Ray, Megatron and vLLM: ranks, engines, deaths, and clusters that are not ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command import ROOT, Ran, no_traceback, vime
+
+from vime_core.record.reader import RunRecord
+
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
+pytest.importorskip("ray")
+
+ALIGNED = ROOT / "configs" / "aligned-smoke.toml"
+RAY = (
+    *("run.launcher=ray", "run.ray.cpus_per_rank=0.25", "run.ray.cpus_per_engine=0.25"),
+    "plugins.modules=['ray_faults']",
+)
+TWO_RANKS = (*RAY, "trainer.megatron.data_parallel=2", "trainer.token_budget=256", "run.checkpoint_every=1")
+
+
+def sets(*overrides: str) -> list[str]:
+    return [part for one in overrides for part in ("--set", one)]
+
+
+def manifest(record: Path) -> dict[str, Any]:
+    return json.loads((record / "manifest.json").read_text())
+
+
+def trainers(record: Path) -> list[dict[str, Any]]:
+    return [process for process in manifest(record)["processes"] if process["role"] == "trainer"]
+
+
+def left_over(before: set[int]) -> list[str]:
+    """Processes of Ray or vLLM that were not there before; the dead ones wait for a parent that is none of ours."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline", "status"]):
+        words = " ".join([process.info["name"] or "", *(process.info["cmdline"] or [])])
+        ours = any(word in words for word in ("ray::", "raylet", "gcs_server", "VLLM::"))
+        if process.pid not in before and ours and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(words)
+    return found
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two data parallel ranks and an engine under dense/v1, on a cluster of the run's own."""
+    record = tmp_path_factory.mktemp("straight") / "record"
+    ran = vime("run", ALIGNED, "--output", record, *sets(*TWO_RANKS))
+    assert ran.code == 0, ran.text
+    return record
+
+
+def test_two_ranks_and_an_engine_are_aligned(straight: Path) -> None:
+    lines = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
+    assert [line["train_rollout_logprob_abs_diff"] for line in lines] == [0.0, 0.0]
+    steps = RunRecord.open(straight).steps
+    assert all(float.fromhex(update.grad_norm) > 0 for update in steps[-1].updates)
+    assert steps[0].weights_root != steps[1].weights_root
+
+
+def test_the_record_says_where_the_ranks_were(straight: Path) -> None:
+    ranks = trainers(straight)
+    assert [process["rank"] for process in ranks] == [0, 1]
+    assert len({process["pid"] for process in ranks}) == 2
+    for number, process in enumerate(ranks):
+        settings = process["settings"]
+        assert (settings["launcher"], settings["actors"], settings["data_parallel_rank"]) == ("ray", 2, number)
+        assert settings["node"]
+        assert process["environment"]["NCCL_ALGO"] == "Ring"
+    (core, *_) = [process for process in manifest(straight)["processes"] if process["role"] == "rollout"]
+    assert (core["settings"]["engine"], core["environment"]["PYTHONHASHSEED"]) == (0, "0")
+    assert "NCCL_ALGO" not in core["environment"]
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_bits(straight: Path, tmp_path: Path) -> None:
+    record, before = tmp_path / "record", set(psutil.pids())
+    ran = vime("run", ALIGNED, "--output", record, *sets(*TWO_RANKS), env={"VIME_TEST_RAY": "kill"})
+    no_traceback(ran)
+    assert ran.code == 3, ran.text
+    dead = trainers(record)[1]["pid"]
+    assert f"VIME-BACKEND-080: trainer rank 1 (process {dead} on node " in ran.err
+    assert "died during train_step: it was ended without a word, as SIGKILL does" in ran.err
+    assert manifest(record)["status"] == "failed"
+    assert left_over(before) == []
+    ran = vime("run", "--resume", record)
+    assert ran.code == 0, ran.text
+    assert "Resumed at step 1" in ran.out
+    same = vime("diff", straight, record, "--json")
+    assert (same.code, same.json["equal"]) == (0, True), same.text
+    assert left_over(before) == []
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster that somebody else started and will end."""
+    place = Path("/tmp") / f"vr{os.getpid()}"
+    program = (
+        "import ray, sys\n"
+        f"ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir={str(place)!r})\n"
+        "print('at', ray.get_runtime_context().gcs_address, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
+    ) as owner:
+        assert owner.stdout is not None
+        yield next(line.split()[1] for line in owner.stdout if line.startswith("at "))
+        assert owner.poll() is None, "the cluster did not outlive the runs that used it"
+        owner.communicate("")
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def two_engines(cluster: str, record: Path, **env: str) -> Ran:
+    more = (f"run.ray.address='{cluster}'", "rollout.engines=2", "run.steps=1")
+    return vime("run", ALIGNED, "--output", record, *sets(*RAY, *more), env=env)
+
+
+def test_two_engines_answer_by_prompt_index_with_the_bits_of_one(cluster: str, straight: Path, tmp_path: Path) -> None:
+    ran = two_engines(cluster, tmp_path / "record")
+    assert ran.code == 0, ran.text
+    engines = [p for p in manifest(tmp_path / "record")["processes"] if p["role"] == "rollout"]
+    assert {process["settings"]["engine"] for process in engines} == {0, 1}
+    assert len({process["pid"] for process in engines}) == len(engines)
+    one, two = RunRecord.open(straight).steps[0], RunRecord.open(tmp_path / "record").steps[0]
+    for what in ("prompts", "tokens", "rollout_log_probs", "rewards"):
+        assert getattr(one, what) == getattr(two, what), what
+
+
+def test_an_engine_with_other_weights_is_named(cluster: str, tmp_path: Path) -> None:
+    ran = two_engines(cluster, tmp_path / "record", VIME_TEST_RAY="engine")
+    no_traceback(ran)
+    assert ran.code == 1, ran.text
+    assert "VIME-ALIGN-009: engine 0 and engine 1 hold different weights: ['model.norm.weight'] and 1 of" in ran.err
+
+
+def gradient(cluster: str, *overrides: str, **env: str) -> Ran:
+    """The verdict *gradient*, which starts no engine."""
+    return vime(
+        "verify", "gradient", ALIGNED, "--json", *sets(*RAY, f"run.ray.address='{cluster}'", *overrides), env=env
+    )
+
+
+def test_two_tensor_parallel_ranks_give_the_gradients_of_fp64_twice(cluster: str) -> None:
+    ran = gradient(cluster, "trainer.megatron.tensor_parallel=2", "alignment.contract=''")
+    assert ran.code == 0, ran.text
+    assert ran.json["holds"] is True
+
+
+def test_a_rank_with_other_gradients_is_named(cluster: str, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    more = (f"run.ray.address='{cluster}'", "run.steps=1")
+    ran = vime("run", ALIGNED, "--output", record, *sets(*TWO_RANKS, *more), env={"VIME_TEST_RAY": "gradient"})
+    no_traceback(ran)
+    assert ran.code == 1, ran.text
+    assert "VIME-ALIGN-009: trainer rank 0 and trainer rank 1 hold different gradients" in ran.err
+
+
+def test_two_tensor_parallel_ranks_train_with_an_engine(cluster: str, smoke: Path, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    more = (f"run.ray.address='{cluster}'", "trainer.megatron.tensor_parallel=2")
+    ran = vime("run", smoke, "--output", record, *sets(*RAY, *more))
+    assert ran.code == 0, ran.text
+    assert [process["settings"]["tensor_parallel_rank"] for process in trainers(record)] == [0, 1]
+    lines = [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < line["train_rollout_logprob_abs_diff"] < 0.05 for line in lines)
