@@ -61,7 +61,6 @@ OBSTACLES: list[tuple[list[str], list[str]]] = [
     (["data={source='jsonl', jsonl={path='/no/such/file'}}"], ["/no/such/file"]),
     (["data.reasoning-gym.task=chain_sun"], ["chain_sun", "chain_sum"]),
     (["evaluation={every=1, source='jsonl', jsonl={path='/no/such/evaluation'}}"], ["/no/such/evaluation"]),
-    (["run.launcher=inlime"], ["run.launcher = 'inlime'", "'inline'"]),
     (["run.sinks=['console','jsonk']"], ["run.sinks = 'jsonk'", "'jsonl'"]),
     (["alignment.contract=dense/v2"], ["alignment.contract = 'dense/v2'", "'dense/v1'"]),
     (["alignment.contract=dense/v1", "trainer.megatron.spec=local"], ["VIME-ALIGN-030"]),

@@ -98,7 +98,7 @@ def test_the_report_says_what_is_effective(
 
 @pytest.mark.parametrize("key", ["tensor_parallel", "data_parallel"])
 def test_more_ranks_than_the_launcher_holds_are_refused(key: str, llama: Path, open_at: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"trainer.megatron.{key} = 2 .*'inline' holds one"):
+    with pytest.raises(ConfigError, match=rf"trainer.megatron.{key} = 2 .*'inline' holds 1"):
         open_at(llama, options=MegatronOptions(**{key: 2}))
 
 

@@ -87,6 +87,11 @@ def refuse(raw: dict[str, Any], plugins: PluginManager) -> VimeError:
     return caught.value
 
 
+def test_an_unknown_launcher_is_named_with_the_nearest(plugins: PluginManager) -> None:
+    with pytest.raises(PluginError, match=r"run\.launcher = 'inlime'.*\n.*'inline'"):
+        validate(minimal(run={"launcher": "inlime"}), plugins)
+
+
 def test_a_plugin_types_its_own_section(plugins: PluginManager) -> None:
     config = validate(minimal(data={"jsonl": {"size": 5}}), plugins)
     assert config.options("data", "jsonl") == ShopOptions(size=5)

@@ -52,7 +52,8 @@ class Optimization:
         """Finish the sum over ranks; `gradients` is final afterwards, and whole on every rank."""
         self._add_qk_norms()
         if data_parallel_size() > 1:  # Megatron's reduce-scatter adds in an order of the library's
-            for buffer in (*self.model.buffers, *self.model.expert_parallel_buffers):
+            holder: Any = self.model
+            for buffer in (*holder.buffers, *holder.expert_parallel_buffers):
                 add_over_ranks(buffer.grad_data, parallel_state.get_data_parallel_group())
             return
         with cuda_bridge():

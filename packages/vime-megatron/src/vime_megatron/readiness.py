@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from vime_core.alignment import Alignment
+from vime_core.backends import Ranks
 from vime_core.config.schema import RunConfig
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_megatron.aligned.holding import require_layout
@@ -16,6 +17,7 @@ from vime_megatron.requirement import require_megatron
 from vime_megatron.sharding import refuse_indivisible
 from vime_megatron.structures.registry import find_structure
 from vime_megatron.structures.spec import of_spec
+from vime_megatron.trainer import refuse_ranks
 
 
 def check_run(config: RunConfig, policy: DeterminismPolicy, model_directory: Path, alignment: Alignment | None) -> None:
@@ -26,6 +28,8 @@ def check_run(config: RunConfig, policy: DeterminismPolicy, model_directory: Pat
     """
     require_megatron()
     options = cast("MegatronOptions", config.options("trainer", config.trainer.backend))
+    if config.run.launcher == "inline":
+        refuse_ranks(options, Ranks(), config.run.launcher)
     deterministic(policy.trainer.flags)
     directory = read_model_directory(model_directory)
     require_layout(alignment, options.spec, options.tensor_parallel)

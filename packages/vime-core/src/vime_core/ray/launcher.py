@@ -57,20 +57,22 @@ class RayLauncher:
 
     def rollout(self, model_directory: Path, alignment: Alignment | None) -> Rollout:
         """Start every engine."""
-        name, config = self._config.rollout.backend, self._config
+        name, config = self._config.rollout.backend, self._shipped
         entry = self._plugins.find(RolloutEngine, name, field_name="rollout.backend")
         crew = self._crew(EngineHost, "rollout", config.rollout.engines)
-        context = RolloutContext(config, config.options("rollout", name), self._policy, model_directory, alignment)
+        options, place = config.options("rollout", name), model_directory.absolute()
+        context = RolloutContext(config, options, self._policy, place, alignment)
         contexts = [replace(context, engine=number) for number in range(config.rollout.engines)]
         self._open(crew, [(entry.target, name, one) for one in contexts])
         return RayRollout(crew) if alignment is None else AlignedRayRollout(crew)
 
     def trainer(self, model_directory: Path, alignment: Alignment | None) -> Trainer:
         """Start every rank."""
-        name, config = self._config.trainer.backend, self._config
+        name, config = self._config.trainer.backend, self._shipped
         entry = self._plugins.find(TrainerBackend, name, field_name="trainer.backend")
         crew = self._crew(TrainerHost, "trainer", self._ranks)
-        context = TrainerContext(config, config.options("trainer", name), self._policy, model_directory, alignment)
+        options, place = config.options("trainer", name), model_directory.absolute()
+        context = TrainerContext(config, options, self._policy, place, alignment)
         meeting = crew.one(0, "free_address") if self._ranks > 1 else ""
         ranks = [Ranks(rank, self._ranks, 0, meeting) for rank in range(self._ranks)]
         can = self._open(crew, [(entry.target, name, context, one) for one in ranks])[0]
@@ -82,6 +84,12 @@ class RayLauncher:
         if "_reserved" in vars(self):
             self._reserved[0].close()
             del self._reserved
+
+    @property
+    def _shipped(self) -> RunConfig:
+        """The configuration for processes with another working directory."""
+        run = self._config.run
+        return self._config.model_copy(update={"run": run.model_copy(update={"output": run.output.absolute()})})
 
     @property
     def _ranks(self) -> int:
