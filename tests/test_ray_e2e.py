@@ -26,6 +26,8 @@ RAY = (
     "plugins.modules=['ray_faults']",
 )
 TWO_RANKS = (*RAY, "trainer.megatron.data_parallel=2", "trainer.token_budget=256", "run.checkpoint_every=1")
+JOINING = {"RAY_AUTH_MODE": "token"}
+"""What Ray asks of those who join a cluster that was started with its defaults."""
 
 
 def sets(*overrides: str) -> list[str]:
@@ -123,7 +125,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def two_engines(cluster: str, record: Path, **env: str) -> Ran:
     more = (f"run.ray.address='{cluster}'", "rollout.engines=2", "run.steps=1")
-    return vime("run", ALIGNED, "--output", record, *sets(*RAY, *more), env=env)
+    return vime("run", ALIGNED, "--output", record, *sets(*RAY, *more), env={**JOINING, **env})
 
 
 def test_two_engines_answer_by_prompt_index_with_the_bits_of_one(cluster: str, straight: Path, tmp_path: Path) -> None:
@@ -144,10 +146,10 @@ def test_an_engine_with_other_weights_is_named(cluster: str, tmp_path: Path) -> 
     assert "VIME-ALIGN-009: engine 0 and engine 1 hold different weights: ['model.norm.weight'] and 1 of" in ran.err
 
 
-def gradient(cluster: str, *overrides: str, **env: str) -> Ran:
+def gradient(cluster: str, *overrides: str) -> Ran:
     """The verdict *gradient*, which starts no engine."""
     return vime(
-        "verify", "gradient", ALIGNED, "--json", *sets(*RAY, f"run.ray.address='{cluster}'", *overrides), env=env
+        "verify", "gradient", ALIGNED, "--json", *sets(*RAY, f"run.ray.address='{cluster}'", *overrides), env=JOINING
     )
 
 
@@ -160,7 +162,9 @@ def test_two_tensor_parallel_ranks_give_the_gradients_of_fp64_twice(cluster: str
 def test_a_rank_with_other_gradients_is_named(cluster: str, tmp_path: Path) -> None:
     record = tmp_path / "record"
     more = (f"run.ray.address='{cluster}'", "run.steps=1")
-    ran = vime("run", ALIGNED, "--output", record, *sets(*TWO_RANKS, *more), env={"VIME_TEST_RAY": "gradient"})
+    ran = vime(
+        "run", ALIGNED, "--output", record, *sets(*TWO_RANKS, *more), env={**JOINING, "VIME_TEST_RAY": "gradient"}
+    )
     no_traceback(ran)
     assert ran.code == 1, ran.text
     assert "VIME-ALIGN-009: trainer rank 0 and trainer rank 1 hold different gradients" in ran.err
@@ -169,7 +173,7 @@ def test_a_rank_with_other_gradients_is_named(cluster: str, tmp_path: Path) -> N
 def test_two_tensor_parallel_ranks_train_with_an_engine(cluster: str, smoke: Path, tmp_path: Path) -> None:
     record = tmp_path / "record"
     more = (f"run.ray.address='{cluster}'", "trainer.megatron.tensor_parallel=2")
-    ran = vime("run", smoke, "--output", record, *sets(*RAY, *more))
+    ran = vime("run", smoke, "--output", record, *sets(*RAY, *more), env=JOINING)
     assert ran.code == 0, ran.text
     assert [process["settings"]["tensor_parallel_rank"] for process in trainers(record)] == [0, 1]
     lines = [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
