@@ -175,7 +175,7 @@ def _no_cluster(address: str, error: Exception) -> BackendError:
     if address:
         return BackendError(
             f"no Ray cluster could be joined at run.ray.address = {address!r}: {said}",
-            remedy="Start one there with `ray start --head`, or leave the address out for one of the run's own. A cluster"
+            remedy="Start one there with `ray start --head`, or leave the address out for one of the run's own. One"
             " that asks for a token needs RAY_AUTH_MODE=token here too.",
             code="VIME-BACKEND-081",
         )
