@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
 
+from vime_core.backends import Ranks
 from vime_core.errors import ConfigError
-from vime_megatron.parallel import Ranks
 
 TENSOR: Final = "--tensor-model-parallel-size"
 PIPELINE: Final = "--pipeline-model-parallel-size"
