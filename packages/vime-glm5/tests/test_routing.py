@@ -46,6 +46,29 @@ def test_what_one_side_lacks_is_no_agreement() -> None:
     assert routing_verdict(Routing(), 0).exit_code == 3
 
 
+def test_a_tap_that_the_trainer_lacks_is_no_agreement() -> None:
+    found = Routing(tokens=2)
+    both = taps(router_slots_3=[[4.0, 5.0]])
+    found.add(both | taps(router_slots_4=[[4.0, 5.0]]), both)
+    verdict = routing_verdict(found, 1)
+    assert (verdict.exit_code, verdict.first) == (3, "tap 'layers.4.router_slots' is missing in the trainer")
+
+
+def test_rows_of_another_width_are_not_stretched() -> None:
+    found = Routing(tokens=2)
+    found.add(taps(router_slots_3=[[4.0]]), taps(router_slots_3=[[4.0, 4.0]]))
+    assert routing_verdict(found, 1).exit_code == 3
+
+
+def test_a_choice_that_leaves_nothing_out_tests_nothing() -> None:
+    for queries, code in ((2, 3), (3, 0)):
+        found = Routing(tokens=2)
+        same = taps(chosen_keys_0=[[0.0, float(min(n, 1))] for n in range(queries)])
+        found.add(same, same)
+        assert found.left_out == queries - 2
+        assert routing_verdict(found, 1).exit_code == code
+
+
 def test_another_contract_is_refused() -> None:
     config: Any = SimpleNamespace(alignment=SimpleNamespace(contract="dense/v1"))
     plugins: Any = None

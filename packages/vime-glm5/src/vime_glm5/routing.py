@@ -23,7 +23,8 @@ from vime_core.verify.verdict import Coverage, Verdict
 
 NAME: Final = "routing"
 SAMPLES: Final = 4
-CHOICES: Final = ("router_slots", "chosen_keys")
+KEYS: Final = "chosen_keys"
+CHOICES: Final = ("router_slots", KEYS)
 
 
 @dataclass
@@ -41,24 +42,40 @@ class Agreement:
 
 @dataclass
 class Routing:
-    """What the samples so far gave; ``entropy`` is a sum of minus log-probs."""
+    """What the samples so far gave.
+
+    Attributes:
+        taps: agreement by name.
+        faults: what could not be compared.
+        tokens: of the responses.
+        longest: tokens of the longest sequence.
+        entropy: sum of minus log-probs.
+        left_out: choices of keys that had to leave one out; the others are all that a query sees.
+    """
 
     taps: dict[str, Agreement] = field(default_factory=dict[str, Agreement])
     faults: list[str] = field(default_factory=list[str])
     tokens: int = 0
     longest: int = 0
     entropy: float = 0.0
+    left_out: int = 0
 
     def add(self, engine: Taps, trainer: Taps) -> None:
         """Compare every tap of a choice, at all positions that both sides have."""
-        names = [name for name in trainer if name.endswith(CHOICES)]
-        self.faults += [f"tap {name!r} is missing in the engine" for name in names if name not in engine]
-        for name in (name for name in names if name in engine):
+        for name in dict.fromkeys(name for name in (*trainer, *engine) if name.endswith(CHOICES)):
+            if lacking := [side for side, taps in (("engine", engine), ("trainer", trainer)) if name not in taps]:
+                self.faults.append(f"tap {name!r} is missing in the {lacking[0]}")
+                continue
             (positions, rows), (others, other_rows) = engine[name], trainer[name]
             count = min(len(positions), len(others))
             if not bool((positions[:count] == others[:count]).all()) or count < len(others):
                 self.faults.append(f"tap {name!r} has other positions in the engine")
                 continue
+            if rows.shape[1:] != other_rows.shape[1:]:
+                self.faults.append(f"tap {name!r} has rows of another width in the engine")
+                continue
+            if name.endswith(KEYS):
+                self.left_out += int((others >= rows.shape[1]).sum())
             agreement = self.taps.setdefault(name, Agreement())
             agreement.compared += rows[:count].numel()
             agreement.equal += int((rows[:count] == other_rows[:count]).sum())
@@ -101,14 +118,18 @@ def verify_routing(sides: Sides, requests: Sequence[SampleRequest]) -> Verdict:
 
 
 def routing_verdict(found: Routing, samples: int) -> Verdict:
-    """Holds when every choice of every layer is equal; nothing compared is no agreement."""
+    """Holds when every choice of every layer is equal; nothing compared, or nothing to choose, is no agreement."""
     compared = sum(one.compared for one in found.taps.values())
     unequal = compared - sum(one.equal for one in found.taps.values())
     evidence: dict[str, Any] = {
         "coverage": Coverage(samples=samples, tokens=found.tokens, tensors=len(found.taps), longest=found.longest),
         "unequal": unequal,
         "entropy": found.entropy / found.tokens if found.tokens else None,
-        "details": {"agreement": {name: one.share for name, one in found.taps.items()}, "compared": compared},
+        "details": {
+            "agreement": {name: one.share for name, one in found.taps.items()},
+            "compared": compared,
+            "left_out": found.left_out,
+        },
     }
     if found.faults or not compared:
         why = found.faults[0] if found.faults else "no choice was compared"
@@ -121,9 +142,13 @@ def routing_verdict(found: Routing, samples: int) -> Verdict:
             f" {found.taps[worst].share:.2%}, in {worst}."
         )
         return Verdict(NAME, False, sentence, **evidence, first=first)
+    if not found.left_out and any(name.endswith(KEYS) for name in found.taps):
+        why = f"no query of at most {found.longest} tokens had more keys than it may choose"
+        return Verdict(NAME, None, f"Routing could not be checked: {why}.", **evidence, first=why)
     sentence = (
         f"Routing holds: engine and trainer made the same {compared} choices of experts and keys in {len(found.taps)}"
-        f" taps of {samples} samples: {_shares(evidence['details']['agreement'])}."
+        f" taps of {samples} samples, and {found.left_out} choices of keys left one out:"
+        f" {_shares(evidence['details']['agreement'])}."
     )
     return Verdict(NAME, True, sentence, **evidence)
 
