@@ -32,6 +32,17 @@ def own_share(microbatches: int) -> range:
     return range(parallel_state.get_data_parallel_rank(), microbatches, data_parallel_size())
 
 
+def companion(microbatches: int) -> int | None:
+    """The microbatch that this rank computes once more, for nothing, when the others have one more than it has.
+
+    Experts that are spread over ranks are asked by all of them at once, so all must compute equally many.
+    """
+    size = data_parallel_size()
+    idle = microbatches % size and parallel_state.get_data_parallel_rank() >= microbatches % size
+    spread = parallel_state.get_expert_model_parallel_world_size() > 1
+    return microbatches - 1 if idle and spread else None
+
+
 def by_microbatch(own: Sequence[_T]) -> list[_T]:
     """What all ranks have of their microbatches, in the order of all microbatches. A collective."""
     size = data_parallel_size()
@@ -55,11 +66,11 @@ def add_over_ranks(flat: Tensor, group: Any) -> None:
         part.copy_(total)
 
 
-def join_ranges(numel: int, own: slice, values: Tensor | None, device: torch.device) -> Tensor:
-    """An fp32 vector [numel] of which each data parallel rank holds the elements ``own``; bits stay. A collective."""
+def join_ranges(numel: int, own: slice, values: Tensor | None, device: torch.device, group: Any) -> Tensor:
+    """An fp32 vector [numel] of which each rank of ``group`` holds the elements ``own``; bits stay. A collective."""
     joined = torch.zeros(numel, dtype=torch.float32, device=device)
     if values is not None:
         joined[own] = values.detach().view(-1)
     # As integers, all but one of them zero, so that the sum has the bits of the one.
-    dist.all_reduce(joined.view(torch.int32), group=parallel_state.get_data_parallel_group())
+    dist.all_reduce(joined.view(torch.int32), group=group)
     return joined

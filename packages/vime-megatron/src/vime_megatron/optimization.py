@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -53,8 +54,10 @@ class Optimization:
         self._add_qk_norms()
         if data_parallel_size() > 1:  # Megatron's reduce-scatter adds in an order of the library's
             holder: Any = self.model
-            for buffer in (*holder.buffers, *holder.expert_parallel_buffers):
+            for buffer in holder.buffers:
                 add_over_ranks(buffer.grad_data, parallel_state.get_data_parallel_group())
+            for buffer in holder.expert_parallel_buffers:  # what is of other ranks' tokens is in it already
+                add_over_ranks(buffer.grad_data, parallel_state.get_expert_data_parallel_group())
             return
         with cuda_bridge():
             self.model.finish_grad_sync()
@@ -93,11 +96,11 @@ class Optimization:
         """
         with cuda_bridge(), torch.no_grad():  # fp32 masters are views of weights that require gradients
             self.optimizer.load_state_dict(state)
-        adam = self._inner.optimizer
-        for group in adam.param_groups if isinstance(adam, torch.optim.AdamW) else ():
-            updates = float(group.pop("step"))
-            for master in group["params"]:
-                adam.state[master]["step"] = torch.tensor(updates, device=master.device)
+        for adam in (inner.optimizer for inner in self._inners):
+            for group in adam.param_groups if isinstance(adam, torch.optim.AdamW) else ():
+                updates = float(group.pop("step"))
+                for master in group["params"]:
+                    adam.state[master]["step"] = torch.tensor(updates, device=master.device)
         self.scheduler.num_steps = 0  # Megatron adds the loaded count to its own
         self.scheduler.load_state_dict(dict(scheduler))
 
@@ -107,10 +110,11 @@ class Optimization:
 
     def _held(self, parameter: torch.nn.Parameter) -> tuple[Mapping[str, Tensor], slice]:
         """This rank's part of a parameter's state, nothing where it has none, and which elements that is."""
-        if parameter not in self._inner.model_param_gbuf_map:
-            return {}, slice(0, 0)
-        own = self._inner._get_model_param_range_map(parameter)["param"]
-        return self._inner._get_main_param_and_optimizer_states(parameter), slice(own.start, own.end)
+        for inner in self._inners:
+            if parameter in inner.model_param_gbuf_map:
+                own = inner._get_model_param_range_map(parameter)["param"]
+                return inner._get_main_param_and_optimizer_states(parameter), slice(own.start, own.end)
+        return {}, slice(0, 0)
 
     def _add_qk_norms(self) -> None:
         """Each tensor parallel rank has seen its own heads only, and these weights are of all heads."""
@@ -121,27 +125,39 @@ class Optimization:
                     add_over_ranks(gradient, parallel_state.get_tensor_model_parallel_group())
 
     @property
-    def _inner(self) -> Any:
-        """The DistributedOptimizer within Megatron's chain of one."""
-        return self.optimizer.chained_optimizers[0]
+    def _inners(self) -> list[Any]:
+        """The DistributedOptimizers within Megatron's chain; a second one holds experts that are spread over ranks."""
+        return self.optimizer.chained_optimizers
 
     def _initialise_moments(self) -> None:
         """Zeros and step 0 from the start, so that a trainer that never stepped can be recorded and saved."""
-        adam = self._inner.optimizer
-        for group in adam.param_groups:
+        for inner in self._inners:
+            _initialise(inner.optimizer)
+
+
+def _initialise(adam: Any) -> None:
+    for group in adam.param_groups:
+        for master in group["params"]:
+            adam.state[master] |= {moment: torch.zeros_like(master, dtype=torch.float32) for moment in MOMENTS}
+        if isinstance(adam, torch.optim.AdamW):  # Transformer Engine's counts in the group, and is fused already
+            group["fused"] = True  # one pass over memory: four times as fast on the CPU
             for master in group["params"]:
-                adam.state[master] |= {moment: torch.zeros_like(master, dtype=torch.float32) for moment in MOMENTS}
-            if isinstance(adam, torch.optim.AdamW):  # Transformer Engine's counts in the group, and is fused already
-                group["fused"] = True  # one pass over memory: four times as fast on the CPU
-                for master in group["params"]:
-                    adam.state[master]["step"] = torch.zeros((), device=master.device)
+                adam.state[master]["step"] = torch.zeros((), device=master.device)
 
 
 def _joined(parameter: torch.nn.Parameter, held: Tensor | None, own: slice) -> Tensor:
-    if data_parallel_size() == 1:
+    group = ranks_that_hold(parameter)
+    if dist.get_world_size(group) == 1:
         assert held is not None
         return held.detach().view(parameter.shape)
-    return join_ranges(parameter.numel(), own, held, parameter.device).view(parameter.shape)
+    return join_ranges(parameter.numel(), own, held, parameter.device, group).view(parameter.shape)
+
+
+def ranks_that_hold(parameter: torch.nn.Parameter) -> Any:
+    """The group over which Megatron spreads a parameter's optimizer state: those with the same weights."""
+    if getattr(parameter, "allreduce", True):
+        return parallel_state.get_data_parallel_group()
+    return parallel_state.get_expert_data_parallel_group()
 
 
 def _ddp_config() -> DistributedDataParallelConfig:

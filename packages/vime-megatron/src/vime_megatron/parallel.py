@@ -22,7 +22,7 @@ TIMEOUT = timedelta(minutes=30)
 
 
 @contextmanager
-def process_groups(ranks: Ranks, tensor_parallel: int) -> Generator[None]:
+def process_groups(ranks: Ranks, tensor_parallel: int, expert_parallel: int = 1) -> Generator[None]:
     """Megatron's process groups for the time of the context.
 
     Raises:
@@ -39,7 +39,9 @@ def process_groups(ranks: Ranks, tensor_parallel: int) -> Generator[None]:
     _meet(ranks)
     try:
         with cuda_bridge():
-            parallel_state.initialize_model_parallel(tensor_parallel, create_gloo_process_groups=False)
+            parallel_state.initialize_model_parallel(
+                tensor_parallel, expert_model_parallel_size=expert_parallel, create_gloo_process_groups=False
+            )
         yield
     finally:
         parallel_state.destroy_model_parallel()

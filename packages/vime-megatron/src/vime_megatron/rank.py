@@ -21,9 +21,10 @@ from vime_core.types import Float32Array, ProcessReport, TrainSequence, TrainSte
 from vime_megatron.accumulate import HostTokens, StepTotals, score_tokens
 from vime_megatron.aligned.holding import hold_contract
 from vime_megatron.aligned.recompute import recomputed_modules, recomputing
+from vime_megatron.aligned.side import ExpertLayout
 from vime_megatron.checkpoint import identity, load_checkpoint, save_checkpoint
 from vime_megatron.cpu_bridge import backend, device
-from vime_megatron.data_parallel import by_microbatch, own_share
+from vime_megatron.data_parallel import by_microbatch, companion, own_share
 from vime_megatron.determinism import deterministic, process_settings
 from vime_megatron.mapping import to_hf
 from vime_megatron.model import PolicyModel, build_model
@@ -52,7 +53,8 @@ class TrainerRank:
         self._ranks = ranks
         self._temperature = context.config.sampling.temperature
         self._deterministic = deterministic(context.policy.trainer.flags)
-        self._held = hold_contract(context.alignment, options.spec, options.tensor_parallel)
+        experts = ExpertLayout(options.expert_parallel, options.expert_dispatcher)
+        self._held = hold_contract(context.alignment, options.spec, options.tensor_parallel, experts)
         self._spec = "aligned" if self._held else "te" if options.spec == "te" else "local"
         directory = read_model_directory(context.model_directory)
         structure = find_structure(directory.model_type, context.config.plugins)
@@ -61,7 +63,7 @@ class TrainerRank:
         trainer = context.config.trainer
         with ExitStack() as stack:
             stack.enter_context(process_settings(deterministic=self._deterministic, threads=trainer.threads))
-            stack.enter_context(process_groups(ranks, options.tensor_parallel))
+            stack.enter_context(process_groups(ranks, options.tensor_parallel, options.expert_parallel))
             self._model = build_model(
                 directory,
                 self._blueprint,
@@ -85,6 +87,8 @@ class TrainerRank:
             for index in own_share(len(microbatches)):
                 batch = self._pack(microbatches[index])
                 scored.append(batch.split(self._model(batch, self._temperature)))
+            if (extra := companion(len(microbatches))) is not None:
+                self._model(self._pack(microbatches[extra]), self._temperature)
         return [values for microbatch in by_microbatch(scored) for values in microbatch]
 
     def keep_reference(self) -> None:
@@ -183,6 +187,7 @@ class TrainerRank:
             "spec": self._spec,
             "tensor_parallel": self._options.tensor_parallel,
             "data_parallel": self._options.data_parallel,
+            "expert_parallel": self._options.expert_parallel,
             **ranks_of_process(),
             "recompute": self._options.recompute,
             "collectives": backend(),
@@ -206,6 +211,8 @@ class TrainerRank:
             tokens = score_tokens(index, sequences, batch, scored, loss)
             tokens.weighted_loss.backward()
             own.append(tokens.on_host())
+        if (extra := companion(len(microbatches))) is not None:
+            (self._optimization.model(self._pack(microbatches[extra]), self._temperature) * 0.0).sum().backward()
         for tokens in by_microbatch(own):
             totals.add(tokens)
         self._optimization.reduce_gradients()

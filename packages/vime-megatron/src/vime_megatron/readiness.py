@@ -10,6 +10,7 @@ from vime_core.backends import Ranks
 from vime_core.config.schema import RunConfig
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_megatron.aligned.holding import require_layout
+from vime_megatron.aligned.side import ExpertLayout
 from vime_megatron.determinism import deterministic
 from vime_megatron.model_directory import read_model_directory
 from vime_megatron.options import MegatronOptions
@@ -32,6 +33,7 @@ def check_run(config: RunConfig, policy: DeterminismPolicy, model_directory: Pat
         refuse_ranks(options, Ranks(), config.run.launcher)
     deterministic(policy.trainer.flags)
     directory = read_model_directory(model_directory)
-    require_layout(alignment, options.spec, options.tensor_parallel)
+    experts = ExpertLayout(options.expert_parallel, options.expert_dispatcher)
+    require_layout(alignment, options.spec, options.tensor_parallel, experts)
     blueprint = find_structure(directory.model_type, config.plugins).blueprint(directory.config)
     refuse_indivisible(of_spec(blueprint, options.spec), options.tensor_parallel)

@@ -1,7 +1,8 @@
-"""Parameters under tensor parallelism: this rank's part of a whole tensor, and the whole of all parts.
+"""Parameters spread over ranks: this rank's part of a whole tensor, and the whole of all parts.
 
-A rank holds, of each of ``stride`` equal blocks along ``dim``, the part of its number: gate and up projection are two
-blocks. A parameter that is not split is whole on every rank.
+Under tensor parallelism a rank holds, of each of ``stride`` equal blocks along ``dim``, the part of its number: gate
+and up projection are two blocks. Under expert parallelism it holds its own experts of a parameter [E, ...] of all,
+which Megatron marks by ``allreduce = False``. A parameter that is not split is whole on every rank.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -23,11 +24,13 @@ from vime_megatron.structures.types import Blueprint
 
 @dataclass(frozen=True)
 class Split:
-    """How a parameter is spread over ``size`` ranks."""
+    """How a parameter is spread over ``size`` ranks, of which this one is number ``rank`` of ``group``."""
 
     dim: int = 0
     stride: int = 1
     size: int = 1
+    rank: int = 0
+    group: Any = None
 
     def part(self, whole: Tensor, rank: int) -> Tensor:
         """What ``rank`` holds of the whole tensor."""
@@ -42,16 +45,22 @@ class Split:
 
 
 def split_of(parameter: Tensor) -> Split:
-    """How Megatron spreads a parameter over the tensor parallel ranks."""
+    """How a parameter is spread over the tensor parallel or the expert parallel ranks."""
     named: Any = parameter
+    if not getattr(named, "allreduce", True):
+        group: Any = parallel_state.get_expert_model_parallel_group()
+        return Split(0, 1, dist.get_world_size(group), dist.get_rank(group), group)
     if not getattr(named, "tensor_model_parallel", False):
         return Split()
-    return Split(named.partition_dim, named.partition_stride, parallel_state.get_tensor_model_parallel_world_size())
+    group = parallel_state.get_tensor_model_parallel_group()
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    return Split(named.partition_dim, named.partition_stride, size, rank, group)
 
 
 def shard(parameter: Tensor, whole: Tensor) -> Tensor:
     """This rank's part of the whole value of a parameter."""
-    return split_of(parameter).part(whole, parallel_state.get_tensor_model_parallel_rank())
+    split = split_of(parameter)
+    return split.part(whole, split.rank)
 
 
 def whole(parameter: Tensor, part: Tensor) -> Tensor:
@@ -59,7 +68,7 @@ def whole(parameter: Tensor, part: Tensor) -> Tensor:
     split = split_of(parameter)
     if split.size == 1:
         return part
-    return split.join(_all_parts(part))
+    return split.join(_all_parts(part, split.group))
 
 
 def whole_shape(parameter: Tensor) -> tuple[int, ...]:
@@ -82,7 +91,7 @@ class _GatherColumns(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
         del ctx
-        return torch.cat(_all_parts(part), -1)
+        return torch.cat(_all_parts(part, parallel_state.get_tensor_model_parallel_group()), -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
@@ -91,10 +100,10 @@ class _GatherColumns(torch.autograd.Function):
         return grads[0].chunk(ranks, -1)[parallel_state.get_tensor_model_parallel_rank()].contiguous()
 
 
-def _all_parts(part: Tensor) -> list[Tensor]:
-    ranks = parallel_state.get_tensor_model_parallel_world_size()
+def _all_parts(part: Tensor, group: Any) -> list[Tensor]:
+    ranks = dist.get_world_size(group)
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(ranks)]
-    dist.all_gather(parts, part.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+    dist.all_gather(parts, part.contiguous(), group=group)
     return parts
 
 

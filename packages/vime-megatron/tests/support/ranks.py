@@ -28,7 +28,7 @@ def add(ranks: Ranks) -> dict[str, Any]:
         add_over_ranks(flat, dist.group.WORLD)
         own = [slice(0, 2), slice(2, 5), slice(0, 0)][ranks.rank]
         values = torch.arange(5.0)[own] if ranks.rank < 2 else None
-        joined = join_ranges(5, own, values, torch.device("cpu"))
+        joined = join_ranges(5, own, values, torch.device("cpu"), dist.group.WORLD)
         shared = by_microbatch([index * 10 for index in own_share(5)])
     return {"sum": flat.tolist(), "joined": joined.tolist(), "by_microbatch": shared}
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from vime_glm5.megatron.modules import Mlp, Weight, parameter
@@ -81,6 +84,25 @@ class SparseMlp(torch.nn.Module):
         self.experts = Experts(config, operations=operations, shape=shape, ranks=ranks)
         self.shared_experts = Mlp(config, shape.expert_intermediate, operations=operations)
 
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What Megatron's checkpoints ask of a module: whole tensors, and each rank's experts as a part of all."""
+        del metadata
+        tensors = self.state_dict(prefix="", keep_vars=True)
+        held = make_sharded_tensors_for_checkpoint(
+            tensors,
+            prefix,
+            {},
+            sharded_offsets,
+            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            dp_cp_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
+        )
+        spread = {} if self.experts.ranks is None else {f"experts.{n}": p for n, p in self.experts.named_parameters()}
+        for name, weight in spread.items():
+            held[f"{prefix}{name}"] = _part_of_all(f"{prefix}{name}", weight, sharded_offsets)
+        return held
+
     def forward(self, hidden_states: Tensor, taps: LayerTaps) -> Tensor:
         """[T, 1, H] to [T, 1, H]."""
         x = hidden_states.squeeze(1)
@@ -94,3 +116,12 @@ class SparseMlp(torch.nn.Module):
         output = self.operations.combine(rows, weights, shared, self.factor)
         taps("mlp_output", output)
         return output.unsqueeze(1)
+
+
+def _part_of_all(key: str, weight: Tensor, offsets: Any) -> ShardedTensor:
+    """This rank's experts of a parameter [E, N, K]; ranks with the same experts are replicas."""
+    part = parallel_state.get_expert_model_parallel_rank(), parallel_state.get_expert_model_parallel_world_size()
+    replica = (0, 0, parallel_state.get_expert_data_parallel_rank())
+    return ShardedTensor.from_rank_offsets(
+        key, weight, *offsets, (len(offsets), *part), replica_id=replica, prepend_axis_num=len(offsets)
+    )

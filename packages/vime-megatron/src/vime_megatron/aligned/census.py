@@ -113,6 +113,8 @@ def _computes(operator: Any, arguments: object, result: object) -> bool:
     namespace, _, name = str(operator._schema.name).partition("::")
     tensors = [t for t in tree_leaves((arguments, result)) if isinstance(t, Tensor)]
     dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+    if not dtypes:
+        return False  # whole numbers, and bytes on their way to another rank
     return namespace != "aten" or name not in MOVES or len(dtypes) > 1
 
 
