@@ -90,14 +90,11 @@ class SparseMlp(torch.nn.Module):
         """What Megatron's checkpoints ask of a module: whole tensors, and each rank's experts as a part of all."""
         del metadata
         tensors = self.state_dict(prefix="", keep_vars=True)
-        held = make_sharded_tensors_for_checkpoint(
-            tensors,
-            prefix,
-            {},
-            sharded_offsets,
-            tp_group=parallel_state.get_tensor_model_parallel_group(),
-            dp_cp_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
-        )
+        groups: dict[str, Any] = {
+            "tp_group": parallel_state.get_tensor_model_parallel_group(),
+            "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        }
+        held = make_sharded_tensors_for_checkpoint(tensors, prefix, {}, sharded_offsets, **groups)
         spread = {} if self.experts.ranks is None else {f"experts.{n}": p for n, p in self.experts.named_parameters()}
         for name, weight in spread.items():
             held[f"{prefix}{name}"] = _part_of_all(f"{prefix}{name}", weight, sharded_offsets)
