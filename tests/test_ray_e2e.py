@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import bigram
 import psutil
 import pytest
-from command import ROOT, Ran, no_traceback, vime
+from command import PLUGINS, ROOT, Ran, no_traceback, vime
 
 from vime_core.record.reader import RunRecord
 
@@ -42,14 +47,22 @@ def trainers(record: Path) -> list[dict[str, Any]]:
     return [process for process in manifest(record)["processes"] if process["role"] == "trainer"]
 
 
-def left_over(before: set[int]) -> list[str]:
-    """Processes of Ray or vLLM that were not there before; the dead ones wait for a parent that is none of ours."""
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A short directory for temporary files, so that sockets fit."""
+    with tempfile.TemporaryDirectory(prefix="v", dir="/tmp") as name:
+        yield Path(name)
+
+
+def left_over(*places: Path) -> list[str]:
+    """Living processes that name or hold a file in one of these places, as all of a run's do."""
     found = []
-    for process in psutil.process_iter(["name", "cmdline", "status"]):
-        words = " ".join([process.info["name"] or "", *(process.info["cmdline"] or [])])
-        ours = any(word in words for word in ("ray::", "raylet", "gcs_server", "VLLM::"))
-        if process.pid not in before and ours and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(words)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            held = [os.readlink(entry) for entry in Path(f"/proc/{process.pid}/fd").iterdir()]
+            words = " ".join([process.name(), *process.cmdline()])
+            if any(str(place) in text for place in places for text in [words, *held]):
+                found.append(words)
     return found
 
 
@@ -84,22 +97,24 @@ def test_the_record_says_where_the_ranks_were(straight: Path) -> None:
     assert "NCCL_ALGO" not in core["environment"]
 
 
-def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_bits(straight: Path, tmp_path: Path) -> None:
-    record, before = tmp_path / "record", set(psutil.pids())
-    ran = vime("run", ALIGNED, "--output", record, *sets(*TWO_RANKS), env={"VIME_TEST_RAY": "kill"})
+def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_bits(
+    straight: Path, tmp_path: Path, temporary: Path
+) -> None:
+    record, place = tmp_path / "record", {"TMPDIR": str(temporary)}
+    ran = vime("run", ALIGNED, "--output", record, *sets(*TWO_RANKS), env={"VIME_TEST_RAY": "kill", **place})
     no_traceback(ran)
     assert ran.code == 3, ran.text
     dead = trainers(record)[1]["pid"]
     assert f"VIME-BACKEND-080: trainer rank 1 (process {dead} on node " in ran.err
     assert "died during train_step: it was ended without a word, as SIGKILL does" in ran.err
     assert manifest(record)["status"] == "failed"
-    assert left_over(before) == []
-    ran = vime("run", "--resume", record)
+    wait_for(lambda: left_over(temporary, record) == [])
+    ran = vime("run", "--resume", record, env=place)
     assert ran.code == 0, ran.text
     assert "Resumed at step 1" in ran.out
     same = vime("diff", straight, record, "--json")
     assert (same.code, same.json["equal"]) == (0, True), same.text
-    assert left_over(before) == []
+    wait_for(lambda: left_over(temporary, record) == [])
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +193,28 @@ def test_two_tensor_parallel_ranks_train_with_an_engine(cluster: str, smoke: Pat
     assert [process["settings"]["tensor_parallel_rank"] for process in trainers(record)] == [0, 1]
     lines = [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
     assert all(0 < line["train_rollout_logprob_abs_diff"] < 0.05 for line in lines)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["TERM", "KILL"])
+def test_nothing_of_a_run_that_is_ended_stays(
+    number: signal.Signals, code: int, smoke: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """A table of bigrams stands for trainer and engine: what is tried is the cluster of the run's own."""
+    record = tmp_path / "record"
+    options = sets(*RAY[:3], "run.steps=100000", f"run.cache='{tmp_path}'", *bigram.OVERRIDES)
+    command = [sys.executable, "-m", "vime_cli", "run", smoke, "--output", record, *options]
+    variables = {**os.environ, "PYTHONPATH": str(PLUGINS), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, cwd=ROOT, env=variables, stderr=subprocess.DEVNULL) as run:
+        wait_for(lambda: (record / "steps.jsonl").exists() or run.poll() is not None)
+        assert any("ray::" in name for name in left_over(temporary, record))
+        run.send_signal(number)
+        assert run.wait(60) == code
+    wait_for(lambda: left_over(temporary, record) == [])
+    assert manifest(record)["status"] == ("interrupted" if number == signal.SIGTERM else "running")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
