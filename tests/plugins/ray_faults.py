@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
+from vime_core.errors import ContractViolation
 from vime_core.plugins import hookimpl
 
 ENGINE_TENSOR = "model.norm.weight"
@@ -13,18 +15,24 @@ ENGINE_TENSOR = "model.norm.weight"
 
 @hookimpl
 def vime_before_train_step(step: int, trainer: Any) -> None:
-    last = trainer._crew.members[-1] if os.environ.get("VIME_TEST_RAY") else None
-    if os.environ.get("VIME_TEST_RAY") == "kill" and step == 1 and last is not None:
-        os.kill(last.place.pid, signal.SIGKILL)
-    if os.environ.get("VIME_TEST_RAY") == "gradient" and last is not None:
-        _in_actor(last, _add_to_gradients)
+    if os.environ.get("VIME_TEST_RAY") == "kill" and step == 1:
+        os.kill(trainer._crew.members[-1].place.pid, signal.SIGKILL)
 
 
 @hookimpl
 def vime_after_weight_update(step: int, rollout: Any) -> None:
     if os.environ.get("VIME_TEST_RAY") == "engine":
         _in_actor(rollout._crew.members[-1], _flip_in_engine)
-        rollout.weight_digests()
+        try:
+            rollout.weight_digests()
+        except ContractViolation as error:
+            Path(os.environ["VIME_TEST_SAID"]).write_text(str(error))
+        _in_actor(rollout._crew.members[-1], _flip_in_engine)
+
+
+def stray(trainer: Any) -> None:
+    """From now on the last rank's gradients are not those of the others."""
+    _in_actor(trainer._crew.members[-1], _add_to_gradients)
 
 
 def _in_actor(member: Any, function: Any) -> None:
