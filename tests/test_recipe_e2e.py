@@ -90,6 +90,14 @@ def test_every_command_of_the_page_runs(place: Path) -> None:
     assert (place / "back" / "model.safetensors").is_file()
 
 
+def test_flashinfer_is_asked_first_and_no_run_begins_where_it_does_not_hold(place: Path) -> None:
+    done = shell("OUTPUT=runs/flashinfer BACKEND=FLASHINFER scripts/run-qwen2.5-0.5B-reproducibility.sh", place)
+    assert done.returncode != 0, done.stdout + done.stderr
+    assert "asking `vime verify batch` first" in done.stderr
+    assert "FLASHINFER" in done.stderr.partition("whatever the batch.")[2]
+    assert not (place / "runs" / "flashinfer").exists()
+
+
 def test_the_recipe_is_the_published_one() -> None:
     config = tomllib.loads((ROOT / "configs" / "qwen2.5-0.5B-gsm8k.toml").read_text())
     sampling, trainer, clip = config["sampling"], config["trainer"], config["algorithm"]["ppo-clip"]
