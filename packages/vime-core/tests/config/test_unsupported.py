@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from vime_core.config.load import UNSUPPORTED, parse_override, resolve
+from vime_core.config.load import UNSUPPORTED, UNSUPPORTED_CHOICES, parse_override, resolve
 from vime_core.config.schema import AlgorithmSection
 from vime_core.errors import ConfigError
 
@@ -14,6 +14,12 @@ from vime_core.errors import ConfigError
 def test_what_there_is_not_is_said(path: str) -> None:
     with pytest.raises(ConfigError, match=f"{path} asks for .*, which vime does not do"):
         resolve(parse_override(f"{path}=1"))
+
+
+@pytest.mark.parametrize("value", UNSUPPORTED_CHOICES["algorithm.advantage"][0])
+def test_what_a_key_may_ask_for_elsewhere_is_said(value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"algorithm\.advantage = '{value}' asks for PPO with a critic, which vime"):
+        resolve(parse_override(f"algorithm.advantage={value}"))
 
 
 @pytest.mark.parametrize("correction", [{"level": "token"}, {"reject": True}])

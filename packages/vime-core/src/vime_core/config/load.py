@@ -87,6 +87,11 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 """What people ask for that is not there: an error that says so."""
 
+UNSUPPORTED_CHOICES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "algorithm.advantage": (("gae", "ppo"), "PPO with a critic"),
+}
+"""The same of values that a key may have elsewhere."""
+
 
 def load_config(
     files: Sequence[Path], overrides: Sequence[str] = (), last: Mapping[str, Any] | None = None
@@ -332,11 +337,20 @@ def _refuse_renamed(raw: Table) -> None:
 def _refuse_unsupported(raw: Table) -> None:
     for path in _paths(raw):
         if path in UNSUPPORTED:
-            raise ConfigError(
-                f"{path} asks for {UNSUPPORTED[path]}, which vime does not do",
-                remedy="Leave the key out; docs/algorithms.md lists what there is.",
-                code="VIME-CONFIG-019",
-            )
+            raise _unsupported(path, UNSUPPORTED[path])
+    for path, (values, what) in UNSUPPORTED_CHOICES.items():
+        section, _, key = path.partition(".")
+        value = cast(Table, raw.get(section, {})).get(key)
+        if value in values:
+            raise _unsupported(f"{path} = {value!r}", what)
+
+
+def _unsupported(asked: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"{asked} asks for {what}, which vime does not do",
+        remedy="Leave it out; docs/algorithms.md lists what there is.",
+        code="VIME-CONFIG-019",
+    )
 
 
 def _paths(table: Table, prefix: str = "") -> Iterable[str]:

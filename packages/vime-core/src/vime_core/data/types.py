@@ -68,7 +68,7 @@ def _parse_message(number: int, item: Any) -> Message:
     if role not in CHAT_ROLES:
         raise ValueError(f"a message needs a role out of {', '.join(CHAT_ROLES)}; found {_short(item)}")
     if not isinstance(content, str):
-        raise ValueError(f"a message needs a string as content; found {_short(item)}")
+        raise ValueError(f"a message needs a string as content, for rollouts are of text only; found {_short(item)}")
     if not content.strip():
         raise ValueError(f"the content of message {number} is empty; found {_short(item)}")
     return Message(cast(ChatRole, role), content)
