@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -38,7 +39,8 @@ STYLE: Final = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1280px; padding: 16px; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h1, p { overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+h1, p, figcaption, summary { overflow-wrap: anywhere; }
 .grid { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
 figure { margin: 0; min-width: 0; padding: 12px; border: 1px solid var(--line); border-radius: 8px; }
 figcaption { font-weight: 600; } svg { width: 100%; height: auto; display: block; }
@@ -52,7 +54,8 @@ span.s0 { color: var(--c0); } span.s1 { color: var(--c1); } span.s2 { color: var
 .good { color: var(--good); } .bad { color: var(--bad); }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
 th, td { text-align: left; vertical-align: top; padding: 4px 8px; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; } td { overflow-wrap: anywhere; } .facts th { width: 30%; }
+th { font-weight: 600; } td { overflow-wrap: anywhere; }
+.facts { table-layout: fixed; } .facts th { width: 32%; overflow-wrap: break-word; }
 td.number { text-align: right; white-space: nowrap; } td.share { width: 60%; min-width: 60px; vertical-align: middle; }
 .bar { height: 14px; background: var(--c0); border-radius: 3px; min-width: 1px; }
 details { margin: 8px 0; } pre { overflow-x: auto; font-size: 0.85rem; }
@@ -148,12 +151,18 @@ def _series(record: RunRecord, metric: str) -> Points:
 
 
 def _curves(record: RunRecord) -> Iterator[str]:
-    names = dict.fromkeys(name for entry in record.steps for name in entry.metrics)
-    rewards = {name: (name,) for name in names if name.startswith("evaluation/") and name.endswith("/reward")}
-    for title, metrics in {**CURVES, **rewards}.items():
+    reward, *others = CURVES.items()
+    for title, metrics in (reward, *_evaluations(record).items(), *others):
         series = {metric: points for metric in metrics if (points := _series(record, metric))}
         if series:
             yield chart(title, series)
+
+
+def _evaluations(record: RunRecord) -> dict[str, tuple[str, ...]]:
+    """The mean reward of each evaluation set that the run has."""
+    names = dict.fromkeys(name for entry in record.steps for name in entry.metrics)
+    found = [re.fullmatch(r"evaluation/(?:(.+)/)?reward", name) for name in names]
+    return {f"Evaluation reward{f': {one[1]}' if one[1] else ''}": (one[0],) for one in found if one}
 
 
 def _times(record: RunRecord) -> str:
