@@ -256,7 +256,7 @@ REFERENCE = ("algorithm.ppo-clip.kl_coefficient=0.1", "algorithm.reference_updat
 BOTH_KL = ("algorithm.reward_kl=0.05", "algorithm.loss=cispo", "algorithm.cispo.kl_coefficient=0.1")
 CORRECTED = (
     *("algorithm.old_log_probs=recompute", "algorithm.correction.level=token"),
-    *("algorithm.overlong=drop", "algorithm.overlong_buffer=2"),
+    *("algorithm.overlong=drop", "algorithm.overlong_buffer=2", "sampling.samples_per_prompt=8"),
 )
 DYNAMIC = ("sampling.dynamic_rounds=9", "sampling.max_tokens=2", "reward.length.target=4", "run.steps=3")
 
