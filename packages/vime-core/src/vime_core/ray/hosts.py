@@ -11,6 +11,7 @@ from typing import Any
 
 from vime_core.backends import (
     AlignedTrainer,
+    EntropyTrainer,
     LossFunction,
     Microbatches,
     NamedTensors,
@@ -84,11 +85,14 @@ class TrainerHost(Host):
             probe.bind(("", 0))
             return f"tcp://{ray().util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def open(self, target: str, name: str, context: TrainerContext, ranks: Ranks) -> tuple[bool, bool]:
-        """Build the trainer; says whether it can keep a reference, and whether verdicts can look into it."""
+    def open(self, target: str, name: str, context: TrainerContext, ranks: Ranks) -> tuple[bool, bool, bool]:
+        """Build the trainer; says whether it can keep a reference, whether verdicts can look into it, and whether it
+        gives the entropy.
+        """
         self._first = ranks.rank == 0
         self._held = load_attribute(target, name)(replace(context, ranks=ranks))
-        return isinstance(self._held, ReferenceTrainer), isinstance(self._held, AlignedTrainer)
+        held = self._held
+        return isinstance(held, ReferenceTrainer), isinstance(held, AlignedTrainer), isinstance(held, EntropyTrainer)
 
     def result(self, method: str, *args: Any) -> Any:
         """The result of a method that all ranks have alike; of the first rank only."""

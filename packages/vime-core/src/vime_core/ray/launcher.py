@@ -75,9 +75,12 @@ class RayLauncher:
         context = TrainerContext(config, options, self._policy, place, alignment)
         meeting = crew.one(0, "free_address") if self._ranks > 1 else ""
         ranks = [Ranks(rank, self._ranks, 0, meeting) for rank in range(self._ranks)]
-        can = self._open(crew, [(entry.target, name, context, one) for one in ranks])[0]
+        *can, entropy = self._open(crew, [(entry.target, name, context, one) for one in ranks])[0]
         kinds: Mapping[Any, type[RayTrainer]] = {(True, True): AlignedRayTrainer, (True, False): ReferenceRayTrainer}
-        return kinds.get(can, RayTrainer)(crew)
+        trainer = kinds.get(tuple(can), RayTrainer)(crew)
+        if entropy:
+            trainer.gives_entropy = True
+        return trainer
 
     def close(self) -> None:
         """Leave the cluster; end it where it is the run's own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vime_core.backends import LossFunction, Microbatches, NamedTensors, StateObserver, Taps
 from vime_core.errors import BackendError
@@ -23,7 +23,11 @@ class RayTrainer:
 
     Args:
         crew: the ranks, by rank, each with an open trainer.
+
+    It has ``gives_entropy`` where theirs do (`vime_core.backends.EntropyTrainer`).
     """
+
+    gives_entropy: Literal[True]
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
