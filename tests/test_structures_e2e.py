@@ -85,11 +85,14 @@ FAULTS: dict[str, Any] = {
     "swiglu": lambda sides: sides.rollout.call("vime_vllm.aligned.testing:swap_operation", "swiglu"),
     "linear": lambda sides: sides.rollout.call("vime_vllm.aligned.testing:swap_operation", "linear"),
     "temperature": lambda sides: sides.rollout.call("live_faults:heat", 1.01),
+    "top_k": lambda sides: sides.rollout.call("live_faults:keep_more", 5),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str, engines: None, tmp_path: Path) -> None:
-    verdict = align(random_structure(SEEDS[0] + 1), tmp_path / "model", FAULTS[fault])
+    structures = map(random_structure, range(SEEDS[0] + 1, SEEDS[0] + 200))
+    cut = next(one for one in structures if one.sampling.get("top_k") and one.sampling["temperature"])
+    verdict = align(cut, tmp_path / "model", FAULTS[fault])
     assert verdict.exit_code == 1, verdict.sentence
     assert verdict.unequal > 0

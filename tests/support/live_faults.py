@@ -21,6 +21,32 @@ def heat(worker: Any, factor: float) -> None:
     replace_kernel(worker, "token_log_probs", make)
 
 
+def draw_the_likeliest(worker: Any) -> None:
+    """Take the likeliest token whatever the temperature, and score it as if it had been drawn."""
+    replace_kernel(worker, "draw", lambda _draw: lambda logits, _temperatures, _u: logits.argmax(-1))
+
+
+def draw_hotter(worker: Any, factor: float) -> None:
+    """Draw at another temperature than tokens are scored at."""
+    replace_kernel(worker, "draw", lambda draw: lambda logits, temperatures, u: draw(logits, temperatures * factor, u))
+
+
+def draw_from_one_stream(worker: Any) -> None:
+    """Give every request in company the random numbers of the first."""
+    replace_kernel(
+        worker,
+        "draw",
+        lambda draw: lambda logits, temperatures, u: draw(logits, temperatures, u[:1].expand(len(u)).contiguous()),
+    )
+
+
+def keep_more(worker: Any, more: int) -> None:
+    """Leave more tokens than top-k was asked for, and report them."""
+    replace_kernel(
+        worker, "keep_mask", lambda keep: lambda logits, t, top_k, top_p: keep(logits, t, top_k + more, top_p)
+    )
+
+
 def score_one_ulp_up(worker: Any) -> None:
     """Another log-softmax than the contract's."""
 

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
-from vime_core.types import Completion, Float32Array, ProcessReport, SampleRequest, TrainSequence, TrainStepResult
+from vime_core.types import (
+    Completion,
+    Drawn,
+    Float32Array,
+    ProcessReport,
+    SampleKey,
+    SampleRequest,
+    TrainSequence,
+    TrainStepResult,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -217,6 +226,32 @@ class AlignedTrainer(Trainer, Protocol):
 
         What is absent stays absent, and a name that is no parameter's stays as it is.
         """
+        ...
+
+
+@runtime_checkable
+class DrawingTrainer(AlignedTrainer, Protocol):
+    """A trainer that can draw again what an engine drew by the contract's draw (``vime_core.numerics.draw``)."""
+
+    def draw_again(self, microbatches: Microbatches, requests: Mapping[SampleKey, SampleRequest]) -> list[Drawn]:
+        """What each request's seed draws from the trainer's own logits, after the tokens before.
+
+        Args:
+            microbatches: prompts with the responses that were sampled; what they say is kept is not looked at.
+            requests: by the key of their sequence: seed, temperature, top-k and top-p.
+
+        Returns:
+            In the order of the flattened microbatches.
+        """
+        ...
+
+
+@runtime_checkable
+class DrawingRollout(Rollout, Protocol):
+    """An engine that may draw by the contract's draw."""
+
+    def draws_by_contract(self) -> bool:
+        """Whether it does; False where it draws by an operation of its own."""
         ...
 
 

@@ -32,6 +32,14 @@ WHOLE_VOCABULARY: Final = KeptTokens()
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """What a request's seed draws at each response token, and what top-k and top-p leave there to draw from."""
+
+    tokens: tuple[int, ...]
+    kept: KeptTokens = WHOLE_VOCABULARY
+
+
+@dataclass(frozen=True)
 class SampleRequest:
     """One response to generate. ``seed`` is the keyed hash of run seed, step, prompt and sample index."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vime_core.numerics import AttentionSpec, Operations, rope_table
 from vime_core.numerics.cpu import build
+from vime_core.numerics.draw import numbers
 
 dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 2**20)
@@ -82,6 +83,14 @@ def test_masks(v: int, top_k: int, top_p: float, dtype: torch.dtype, ties: bool,
     logits = normal(seed, 3, v, dtype=dtype, scale=3)
     logits = logits.round() if ties else logits
     agree(lambda ops: ops.keep_mask(logits, 0.7, top_k, top_p))
+
+
+@given(st.integers(1, 4), st.integers(1, 300), st.floats(0, 3), dtypes, st.booleans(), seeds)
+def test_draws(m: int, v: int, temperature: float, dtype: torch.dtype, ties: bool, seed: int) -> None:
+    logits = normal(seed, m, v, dtype=dtype, scale=3)
+    logits = logits.round() if ties else logits
+    u = numbers(seed, m, torch.device("cpu"))
+    agree(lambda ops: ops.draw(logits, u, temperature if temperature > 0.05 else 0.0))
 
 
 SPECS = [(None, None), (5, None), (None, 12.0), (3, 2.0)]

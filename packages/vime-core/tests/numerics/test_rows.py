@@ -38,6 +38,7 @@ ROW_OPERATIONS: dict[str, RowOperation] = {
     "log_softmax": lambda ops, x: ops.log_softmax(x, 0.7),
     "token_log_probs": lambda ops, x: ops.token_log_probs(x, torch.full((len(x),), 3), 1.3),
     "keep_mask": lambda ops, x: ops.keep_mask(x, 0.7, 20, 0.9),
+    "draw": lambda ops, x: ops.draw(x, torch.full((len(x),), 6 << 60), 1.3),
     "soft_cap": lambda ops, x: ops.soft_cap(x, 2.0),
 }
 

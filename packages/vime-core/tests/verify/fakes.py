@@ -24,7 +24,16 @@ from vime_core.loop.prompts import Prompt
 from vime_core.loop.sides import Parts, Sides
 from vime_core.record.digest import digest_tensors
 from vime_core.rl.losses import TokenBatch, TokenLoss
-from vime_core.types import Completion, Float32Array, ProcessReport, SampleRequest, TrainSequence, TrainStepResult
+from vime_core.types import (
+    Completion,
+    Drawn,
+    Float32Array,
+    ProcessReport,
+    SampleKey,
+    SampleRequest,
+    TrainSequence,
+    TrainStepResult,
+)
 
 VOCABULARY = 40
 HIDDEN = 8
@@ -114,6 +123,15 @@ class FakeTrainer:
         rows = [taps_at(self.held, sequence.tokens, position) for position in positions]
         return stacked(rows, list(positions), self.change)
 
+    def draw_again(self, microbatches: Microbatches, requests: Mapping[SampleKey, SampleRequest]) -> list[Drawn]:
+        return [self._draw(s, requests[s.key]) for part in microbatches for s in part]
+
+    def _draw(self, sequence: TrainSequence, request: SampleRequest) -> Drawn:
+        rng, places = np.random.default_rng(request.seed), range(sequence.response_start, len(sequence.tokens))
+        rows = [next_log_probs(self.held, sequence.tokens[:place], request.temperature) for place in places]
+        noise = [rng.gumbel(size=VOCABULARY) * bool(request.temperature) for _ in rows]
+        return Drawn(tuple(int(np.argmax(row + one)) for row, one in zip(rows, noise, strict=True)))
+
     def weights(self) -> NamedTensors:
         return iter(self.held.items())
 
@@ -156,6 +174,8 @@ class FakeRollout:
             row
         )
         self.change_completions: Callable[[list[Completion]], list[Completion]] = lambda completions: completions
+        self.change_draw: Callable[[SampleRequest, Float32Array, int], int] = lambda _request, _row, token: token
+        self.own_draw = False
         self.keep_out: set[str] = set()
         self.lies_about_digests = False
         self.change: Change = lambda _name, _position, row: row
@@ -185,7 +205,7 @@ class FakeRollout:
             logits = logits + self.chunk_error * bool(self.chunk) * torch.arange(VOCABULARY)
             row = distribution(logits, (request.temperature or 1.0) * self.temperature_factor)
             noise = rng.gumbel(size=VOCABULARY) if request.temperature else np.zeros(VOCABULARY)
-            token = int(np.argmax(row + noise))
+            token = self.change_draw(request, row, int(np.argmax(row + noise)))
             tokens.append(token)
             values.append(row[token])
         if len(request.prompt_tokens) > PAGE:
@@ -220,6 +240,9 @@ class FakeRollout:
     def prompt_log_probs(self, tokens: Sequence[int]) -> Float32Array:
         rows = [next_log_probs(self.held, tokens[:place], 1.0) for place in range(1, len(tokens))]
         return np.array([row[token] for row, token in zip(rows, tokens[1:], strict=True)], dtype=np.float32)
+
+    def draws_by_contract(self) -> bool:
+        return not self.own_draw
 
     def keep_prefix_cache(self, keep: bool) -> None:
         self.keeps_cache = keep
@@ -285,7 +308,7 @@ def make_sides(
     contract: Any = SimpleNamespace(contract=SimpleNamespace(id="fake/v1")) if aligned else None
     prompts: Any = FakePrompts()
     parts = Parts(run, unused, unused, Path("/nonexistent"), contract, unused, prompts, algorithm)
-    shown = {"block_size": PAGE, "prefix_caching": True, **(settings or {})}
+    shown = {"block_size": PAGE, "prefix_caching": True, "stop_token_ids": [], **(settings or {})}
     report = ProcessReport("rollout", 0, 1, {}, shown, {}, {})
     trainer, rollout = FakeTrainer(weights, temperature), FakeRollout(weights)
     return Sides(parts, rollout, trainer, (report,), digest_tensors(weights.items()))

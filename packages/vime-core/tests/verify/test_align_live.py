@@ -386,3 +386,48 @@ def test_a_contract_without_taps_is_a_fault_of_its_plugin() -> None:
     rollout: Any = PlainRollout(sides.rollout)
     with pytest.raises(PluginError, match=r"the rollout backend keeps alignment\.contract, but does not offer"):
         run(replace(sides, rollout=rollout), layers=True)
+
+
+DRAWS: dict[str, Any] = {
+    "the likeliest": lambda _request, row, _token: int(np.argmax(row)),
+    "another seed": lambda request, row, _token: int(
+        np.argmax(row + np.random.default_rng(request.seed + 1).gumbel(size=VOCABULARY))
+    ),
+    "another temperature": lambda request, row, _token: int(
+        np.argmax(1.1 * row + np.random.default_rng(request.seed).gumbel(size=VOCABULARY))
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", DRAWS)
+def test_a_token_that_its_seed_does_not_draw(fault: str) -> None:
+    sides = make_sides()
+    sides.rollout.change_draw = DRAWS[fault]
+    verdict = run(sides)
+    assert verdict.exit_code == 1, verdict.sentence
+    assert "every log-prob is equal, but" in verdict.sentence
+    assert "where the request's seed draws token" in verdict.sentence
+    assert verdict.first.startswith("weight version 0, prompt ")
+
+
+def test_an_engine_that_draws_in_its_own_way_is_not_compared_and_says_so() -> None:
+    sides = make_sides()
+    assert "every token is the one that its request's seed draws" in run(sides).sentence
+    sides = make_sides()
+    sides.rollout.own_draw = True
+    verdict = run(sides)
+    assert verdict.exit_code == 0
+    assert "was not compared, since the engine draws by an operation of its own" in verdict.sentence
+    assert verdict.details["draws"] == ["the engine draws by an operation of its own"] * 3
+
+
+def test_a_token_lost_with_its_stop_token() -> None:
+    sides = make_sides(settings={"stop_token_ids": [VOCABULARY - 1]})
+
+    def lose(completions: list[Completion]) -> list[Completion]:
+        return [replace(c, tokens=c.tokens[:-1], log_probs=c.log_probs[:-1], finish_reason="stop") for c in completions]
+
+    sides.rollout.change_completions = lose
+    verdict = run(sides)
+    assert verdict.exit_code == 1
+    assert "its last token is none" in verdict.sentence

@@ -58,7 +58,7 @@ def test_planted_faults(side: str, change: object, expected: list[tuple[str, obj
 def test_a_response_cut_at_its_length_has_that_length() -> None:
     """A token that is lost with its log-prob leaves two sides that agree."""
     whole = [replace(one, tokens=(3, 4, 5, 6), log_probs=np.full(4, -1, dtype=np.float32)) for one in scored()]
-    whole = [replace(one, at_length=True) for one in whole]
+    whole = [replace(one, finish="length") for one in whole]
     assert kinds(REQUESTS, whole, whole) == []
     lost = [replace(whole[0], tokens=(3, 4, 5), log_probs=whole[0].log_probs[:3]), *whole[1:]]
     assert kinds(REQUESTS, lost, lost) == [("dropped token", (0, 0))]
@@ -80,3 +80,18 @@ def test_an_engine_that_answers_as_it_finishes() -> None:
 def test_nothing_requested_is_no_fault_but_nothing_answered_is() -> None:
     assert kinds([], [], []) == []
     assert [kind for kind, _ in kinds(REQUESTS, [], [])] == ["missing sample"] * 8
+
+
+def test_a_response_ends_at_its_stop_token_and_nowhere_else() -> None:
+    stopped = [replace(one, finish="stop") for one in scored()]
+    asked = [replace(request, stop_token_ids=(5,)) for request in REQUESTS]
+
+    def found(requests: list[SampleRequest], engine: list[Scored], stops: frozenset[int] | None) -> list[str]:
+        return [str(fault.kind) for fault in matching_faults(requests, engine, engine, 4, stops)]
+
+    assert found(asked, stopped, frozenset()) == []
+    assert found(REQUESTS, stopped, frozenset({5})) == []
+    lost = [replace(one, tokens=one.tokens[:-1], log_probs=one.log_probs[:-1]) for one in stopped]
+    assert set(found(asked, lost, frozenset())) == {"dropped token"}
+    assert found(asked, lost, None) == []  # an engine that does not say which tokens stop
+    assert set(found(REQUESTS, scored(), frozenset({4}))) == {"other tokens"}

@@ -17,9 +17,19 @@ from torch import Tensor
 from vime_core.alignment.taps import recording
 from vime_core.backends import LossFunction, Microbatches, Ranks, StateObserver, Taps, TrainerContext
 from vime_core.errors import BackendError, PolicyError
-from vime_core.types import Float32Array, ProcessReport, TrainSequence, TrainStepResult
+from vime_core.types import (
+    Drawn,
+    Float32Array,
+    ProcessReport,
+    SampleKey,
+    SampleRequest,
+    TrainSequence,
+    TrainStepResult,
+)
 from vime_megatron.accumulate import HostTokens, StepTotals, score_tokens
+from vime_megatron.aligned.draws import draw_again
 from vime_megatron.aligned.holding import hold_contract
+from vime_megatron.aligned.model import AlignedModel
 from vime_megatron.aligned.recompute import recomputed_modules, recomputing
 from vime_megatron.aligned.side import ExpertLayout
 from vime_megatron.checkpoint import identity, load_checkpoint, save_checkpoint
@@ -149,14 +159,28 @@ class TrainerRank:
             PolicyError: the run keeps no contract, so the model's modules have no taps.
         """
         if self._held is None:
-            raise PolicyError(
-                "taps were asked of a trainer that keeps no contract: alignment.contract is empty",
-                remedy="Set alignment.contract, such as dense/v1.",
-                code="VIME-ALIGN-038",
-            )
+            raise _no_contract("taps")
         with torch.no_grad(), recording() as taps:
             self._model(self._pack([sequence]), self._temperature)
         return taps.tensors()
+
+    def draw_again(self, microbatches: Microbatches, requests: Mapping[SampleKey, SampleRequest]) -> list[Drawn]:
+        """See `vime_core.backends.DrawingTrainer`.
+
+        Raises:
+            PolicyError: the run keeps no contract, so nothing says how its engine draws.
+        """
+        model = self._model
+        if not isinstance(model, AlignedModel):
+            raise _no_contract("draws")
+        drawn: list[list[Drawn]] = []
+        with torch.no_grad():
+            for index in own_share(len(microbatches)):
+                sequences = microbatches[index]
+                drawn.append(draw_again(model, self._pack(sequences), [requests[s.key] for s in sequences]))
+            if (extra := companion(len(microbatches))) is not None:
+                model.response_logits(self._pack(microbatches[extra]))
+        return [one for microbatch in by_microbatch(drawn) for one in microbatch]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `vime_core.backends.Trainer`. Tensors may be views of live weights: read them before the next step."""
@@ -243,6 +267,14 @@ class TrainerRank:
 
 def _asked_of_the_model(loss: LossFunction) -> dict[str, bool]:
     return {"entropy": True} if getattr(loss, "needs_entropy", False) else {}
+
+
+def _no_contract(what: str) -> PolicyError:
+    return PolicyError(
+        f"{what} were asked of a trainer that keeps no contract: alignment.contract is empty",
+        remedy="Set alignment.contract, such as dense/v1.",
+        code="VIME-ALIGN-038",
+    )
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class Kernels:
         token_log_probs: logits, ids, temperatures -> log p of the ids.
         token_log_probs_backward: grad, logits, ids, temperatures -> dlogits.
         keep_mask: logits, temperatures, top_k, top_p -> bool (:mod:`.truncation`).
+        draw: logits, temperatures, random numbers -> token ids (:mod:`.draw`).
     """
 
     chunk_count: Callable[[int, int], int]
@@ -53,3 +54,4 @@ class Kernels:
     token_log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]
     token_log_probs_backward: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     keep_mask: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    draw: Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -11,7 +11,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vime_core.numerics import attention, embedding, linear, log_probs, rms_norm, rope, soft_cap, swiglu, truncation
+from vime_core.numerics import (
+    attention,
+    draw,
+    embedding,
+    linear,
+    log_probs,
+    rms_norm,
+    rope,
+    soft_cap,
+    swiglu,
+    truncation,
+)
 from vime_core.numerics.attention import AttentionSpec, KvCache, PagedBatch
 from vime_core.numerics.kernels import Kernels
 
@@ -95,6 +106,9 @@ class Operations:
         top_p: float | Tensor = 1.0,
     ) -> Tensor:
         return truncation.keep_mask(self.kernels, logits, temperature, top_k, top_p)
+
+    def draw(self, logits: Tensor, u: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+        return draw.draw(self.kernels, logits, u, temperature)
 
 
 def provider_digest(parameters: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import torch
 
-from vime_core.numerics import attention, linear, log_probs, rms_norm, rope, swiglu, truncation
+from vime_core.numerics import attention, draw, linear, log_probs, rms_norm, rope, swiglu, truncation
 from vime_core.numerics.kernels import Kernels
 from vime_core.numerics.operations import Operations, provider_digest, shared_sources, source_digest
 
@@ -32,6 +32,7 @@ KERNELS = Kernels(
     token_log_probs=log_probs.reference_tokens,
     token_log_probs_backward=log_probs.reference_tokens_backward,
     keep_mask=truncation.reference,
+    draw=draw.reference,
 )
 
 

@@ -6,14 +6,15 @@ Pure: from what both sides said to a verdict. `vime_core.verify.align_live` coll
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from vime_core.types import Float32Array, SampleKey, SampleRequest
+from vime_core.types import Drawn, Float32Array, SampleKey, SampleRequest
 from vime_core.verify.difference import distance
+from vime_core.verify.draws import DrawComparison, compare_draws
 from vime_core.verify.layers import TapComparison
 from vime_core.verify.matching import Fault, Scored, matching_faults, sample_name
 from vime_core.verify.spread import spread
@@ -38,6 +39,8 @@ class Phase:
         unequal_weights: names of weights whose digests differ between the sides.
         weights: how many weights were digested on both sides.
         changed: share of bf16 weight elements that the update to this version changed; None before the first.
+        stops: tokens that end a response besides those of its request; None: the engine does not say.
+        drawn: what the requests' seeds draw on the trainer's side, by key, or why that was not compared.
     """
 
     weight_version: int
@@ -48,6 +51,8 @@ class Phase:
     unequal_weights: tuple[str, ...] = ()
     weights: int = 0
     changed: float | None = None
+    stops: frozenset[int] | None = None
+    drawn: Mapping[SampleKey, Drawn] | str = "nobody drew again"
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,7 @@ def align_verdict(phases: Sequence[Phase], findings: Findings | None = None) -> 
 
 def phase_faults(phase: Phase) -> list[Fault]:
     """`matching_faults` of both forwards."""
-    faults = matching_faults(phase.requests, phase.engine, phase.trainer, phase.weight_version)
+    faults = matching_faults(phase.requests, phase.engine, phase.trainer, phase.weight_version, phase.stops)
     if phase.training and not faults:
         faults = matching_faults(phase.requests, phase.engine, phase.training, phase.weight_version)
     return faults
@@ -176,9 +181,10 @@ def _in_order(phases: Sequence[Phase], found: Findings) -> Iterator[Verdict | No
     evidence = _evidence(phases, found, [comparison for _, comparison in compared])
     yield _other_weights(phases, evidence)
     yield _unequal(compared, evidence, found)
+    yield _other_draws(phases, evidence)
     yield _unequal_taps(evidence, found)
     yield _idle(phases, evidence)
-    yield _holds(evidence, found)
+    yield _holds(phases, evidence, found)
 
 
 def _evidence(phases: Sequence[Phase], found: Findings, compared: Sequence[TokenComparison]) -> Verdict:
@@ -202,6 +208,7 @@ def _evidence(phases: Sequence[Phase], found: Findings, compared: Sequence[Token
         "phases": [_phase_json(phase) for phase in phases],
         "layers": [{"sample": list(key), **asdict(taps)} for key, taps in found.taps],
         "cause": found.cause,
+        "draws": [asdict(one) if isinstance(one, DrawComparison) else one for one in map(_draws, phases)],
     }
     return Verdict(
         NAME,
@@ -268,6 +275,30 @@ def _suspect(found: Findings) -> str:
     return where + (f"; {found.cause}" if found.cause else "")
 
 
+def _draws(phase: Phase) -> DrawComparison | str:
+    return phase.drawn if isinstance(phase.drawn, str) else compare_draws(phase.engine, phase.drawn)
+
+
+def _other_draws(phases: Sequence[Phase], evidence: Verdict) -> Verdict | None:
+    for phase in phases:
+        draws = _draws(phase)
+        if isinstance(draws, DrawComparison) and draws.unequal:
+            place = f"weight version {phase.weight_version}, {draws.place}"
+            why = (
+                f"every log-prob is equal, but {draws.unequal} of {draws.compared} tokens are not what is drawn again;"
+                f" first {place}: {draws.what}"
+            )
+            return _fails(evidence, why, draws.unequal, place)
+    return None
+
+
+def _draws_clause(phases: Sequence[Phase]) -> str:
+    draws = [_draws(phase) for phase in phases]
+    if reasons := [one for one in draws if isinstance(one, str)]:
+        return f"which tokens were drawn was not compared, since {reasons[0]}"
+    return "every token is the one that its request's seed draws from the trainer's distribution"
+
+
 def _unequal_taps(evidence: Verdict, found: Findings) -> Verdict | None:
     for key, taps in found.taps:
         place = f"taps, {sample_name(key)}"
@@ -315,14 +346,14 @@ def _because(evidence: Verdict, why: str, first: str) -> Verdict:
     return replace(evidence, sentence=f"Align could not be checked: {why}.", first=first)
 
 
-def _holds(evidence: Verdict, found: Findings) -> Verdict:
+def _holds(phases: Sequence[Phase], evidence: Verdict, found: Findings) -> Verdict:
     covered = evidence.coverage
     taps = sum(len(one.taps) for _, one in found.taps)
     layers = f", and so have all {taps} taps of {len(found.taps)} samples" if taps else ""
     sentence = (
         f"Align holds: the trainer's log-prob of every sampled token has the engine's bits ({covered.samples} samples"
         f" and {covered.tokens} tokens over {covered.steps} weight versions, 0 unequal), up to position"
-        f" {covered.longest - 1} of {found.context - 1}{layers}; every update changed"
+        f" {covered.longest - 1} of {found.context - 1}{layers}; {_draws_clause(phases)}; every update changed"
         f" at least {evidence.changed or 0:.1%} of the bf16 weight elements, and the sampled distributions had"
         f" {evidence.entropy:.3f} nats of entropy a token."
     )

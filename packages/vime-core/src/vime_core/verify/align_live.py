@@ -24,6 +24,8 @@ from vime_core.verify.live import (
     answers,
     bfloat16_weights,
     changed_share,
+    draw_again,
+    engine_stops,
     first_requests,
     score,
     sequences_of,
@@ -130,15 +132,19 @@ class _Comparison:
         unequal = tuple(name for name in {**wanted, **held} if wanted.get(name) != held.get(name))
         completions = self._sides.rollout.generate(self._requests)
         self._completions = completions
+        sequences = sequences_of(self._requests, completions)
         phase = Phase(
             weight_version=version,
             requests=self._requests,
             engine=tuple(answers(completions)),
-            trainer=tuple(score(self._sides, sequences_of(self._requests, completions), version)),
+            trainer=tuple(score(self._sides, sequences, version)),
             unequal_weights=unequal,
             weights=len({**wanted, **held}),
             changed=changed,
+            stops=engine_stops(self._sides),
         )
+        if not phase_faults(phase):
+            phase = replace(phase, drawn=draw_again(self._sides, self._requests, sequences))
         self.phases.append(phase)
         return phase
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from vime_core.backends import Microbatches, NamedTensors, Trainer
+from vime_core.backends import DrawingRollout, DrawingTrainer, Microbatches, NamedTensors, Trainer
 from vime_core.config.schema import RunConfig
 from vime_core.loop.prompts import training_requests
 from vime_core.loop.sides import Parts, Sides
@@ -16,6 +16,7 @@ from vime_core.record.digest import digest_tensors
 from vime_core.types import (
     WHOLE_VOCABULARY,
     Completion,
+    Drawn,
     Float32Array,
     KeptTokens,
     SampleKey,
@@ -28,6 +29,7 @@ from vime_core.verify.matching import Scored
 if TYPE_CHECKING:
     from torch import Tensor
 
+DrawnAgain = Mapping[SampleKey, Drawn]
 UPDATE_LR: Final = 1e-3
 """Learning rate of the optimizer steps that verdicts take: large enough that bf16 weights move."""
 
@@ -60,9 +62,7 @@ def first_requests(parts: Parts, samples: int) -> list[SampleRequest]:
 
 def answers(completions: Iterable[Completion]) -> list[Scored]:
     """The engine's completions as it returned them."""
-    return [
-        Scored(c.key, c.tokens, c.log_probs, c.weight_version, c.kept, c.finish_reason == "length") for c in completions
-    ]
+    return [Scored(c.key, c.tokens, c.log_probs, c.weight_version, c.kept, c.finish_reason) for c in completions]
 
 
 def sequences_of(requests: Sequence[SampleRequest], completions: Sequence[Completion]) -> list[TrainSequence]:
@@ -87,6 +87,27 @@ def score(sides: Sides, sequences: Sequence[TrainSequence], weight_version: int)
     """The trainer's log-probs without gradients, as it returned them."""
     microbatches = sides.parts.algorithm.microbatches(sequences)
     return paired(microbatches, sides.trainer.log_probs(microbatches), weight_version)
+
+
+def draw_again(sides: Sides, requests: Sequence[SampleRequest], sequences: Sequence[TrainSequence]) -> DrawnAgain | str:
+    """What the requests' seeds draw on the trainer's side, by key; or why that says nothing about the engine."""
+    if sides.parts.alignment is None:
+        return "no contract says how the engine draws"
+    if not (isinstance(sides.rollout, DrawingRollout) and sides.rollout.draws_by_contract()):
+        return "the engine draws by an operation of its own"
+    if not isinstance(sides.trainer, DrawingTrainer):
+        return "the trainer cannot draw"
+    microbatches = sides.parts.algorithm.microbatches(sequences)
+    drawn = sides.trainer.draw_again(microbatches, {request.key: request for request in requests})
+    flat = [sequence.key for microbatch in microbatches for sequence in microbatch]
+    return dict(zip(flat, drawn, strict=True))
+
+
+def engine_stops(sides: Sides) -> frozenset[int] | None:
+    """The tokens that end a response without being asked for, as the engine reported them at its start."""
+    told = [report.settings.get("stop_token_ids") for report in sides.reports if report.role == "rollout"]
+    known = [ids for ids in told if ids is not None]
+    return frozenset(token for ids in known for token in ids) if known else None
 
 
 def paired(microbatches: Microbatches, values: Sequence[Float32Array], weight_version: int) -> list[Scored]:

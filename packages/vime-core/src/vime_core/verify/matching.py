@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vime_core.types import WHOLE_VOCABULARY, Float32Array, KeptTokens, SampleKey, SampleRequest
+from vime_core.types import WHOLE_VOCABULARY, FinishReason, Float32Array, KeptTokens, SampleKey, SampleRequest
 
 Side = Literal["engine", "trainer"]
 FaultKind = Literal[
@@ -30,8 +30,7 @@ FaultKind = Literal[
 class Scored:
     """What one side says of a sample: its response tokens and their log-probs, fp32 [R], of one weight version.
 
-    ``kept`` is what top-k and top-p left to choose from, and ``at_length`` whether the response ended because it was
-    as long as was asked for, where the engine says so.
+    ``kept`` is what top-k and top-p left to choose from, and ``finish`` why it ended, where the engine says that.
     """
 
     key: SampleKey
@@ -39,7 +38,7 @@ class Scored:
     log_probs: Float32Array
     weight_version: int
     kept: KeptTokens = WHOLE_VOCABULARY
-    at_length: bool = False
+    finish: FinishReason | None = None
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,16 @@ def sample_name(key: SampleKey) -> str:
 
 
 def matching_faults(
-    requests: Sequence[SampleRequest], engine: Sequence[Scored], trainer: Sequence[Scored], weight_version: int
+    requests: Sequence[SampleRequest],
+    engine: Sequence[Scored],
+    trainer: Sequence[Scored],
+    weight_version: int,
+    stops: frozenset[int] | None = None,
 ) -> list[Fault]:
     """Every fault of pairing: ``engine`` as it came back from the requests, ``trainer`` as it scored them.
 
-    The trainer may score in any order, since packing decides it; the engine may not.
+    The trainer may score in any order, since packing decides it; the engine may not. ``stops`` are the tokens that end
+    a response besides those of its request; None: the engine does not say.
     """
     faults = [*_seeds(requests)]
     wanted = [request.key for request in requests]
@@ -78,6 +82,7 @@ def matching_faults(
         faults += (fault for one in scored for fault in _whole(side, one, weight_version))
     if not faults:
         faults += _ends(requests, engine)
+        faults += [] if stops is None else _stops(requests, engine, stops)
         faults += _order(wanted, [one.key for one in engine])
         faults += _tokens(engine, trainer)
     return faults
@@ -116,9 +121,21 @@ def _ends(requests: Sequence[SampleRequest], engine: Sequence[Scored]) -> Iterat
     """Responses that ended at their length, and are shorter: a token was lost together with its log-prob."""
     asked = {request.key: request.max_tokens for request in requests}
     for one in engine:
-        if one.at_length and len(one.tokens) != asked[one.key]:
+        if one.finish == "length" and len(one.tokens) != asked[one.key]:
             what = f"the engine ended it at its length of {asked[one.key]} tokens and returned {len(one.tokens)}"
             yield Fault("dropped token", one.key, what)
+
+
+def _stops(requests: Sequence[SampleRequest], engine: Sequence[Scored], stops: frozenset[int]) -> Iterator[Fault]:
+    """Responses that ended at a stop token and have none at their end, or that went on after one."""
+    asked = {request.key: stops | set(request.stop_token_ids) for request in requests}
+    for one in engine:
+        places = [place for place, token in enumerate(one.tokens) if token in asked[one.key]]
+        if one.finish == "stop" and not (one.tokens and one.tokens[-1] in asked[one.key]):
+            yield Fault("dropped token", one.key, "the engine ended it at a stop token, and its last token is none")
+        elif places and places[0] != len(one.tokens) - 1:
+            what = f"token {places[0]} of {len(one.tokens)} is the stop token {one.tokens[places[0]]}"
+            yield Fault("other tokens", one.key, f"{what}, and the response goes on")
 
 
 def _order(wanted: Sequence[SampleKey], found: Sequence[SampleKey]) -> Iterator[Fault]:

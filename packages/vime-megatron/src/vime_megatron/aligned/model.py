@@ -64,9 +64,14 @@ class AlignedModel(PolicyModel):
                 remedy="Set entropy_coefficient = 0, or leave alignment.contract empty.",
                 code="VIME-CONFIG-022",
             )
+        logits = self.response_logits(batch)
+        return self.operations.token_log_probs(batch.left_to_choose(logits), batch.targets, temperature)
+
+    def response_logits(self, batch: PackedMicrobatch) -> Tensor:
+        """What response tokens are drawn from, [N, V] in the training dtype."""
         logits = self.logits(self.hidden_states(batch).index_select(0, batch.rows))
         tap(LOGITS, batch.positions[batch.rows], logits)
-        return self.operations.token_log_probs(batch.left_to_choose(logits), batch.targets, temperature)
+        return logits
 
     def _aligned_sequences(self, batch: PackedMicrobatch) -> AlignedSequences:
         lengths = torch.tensor([0, *batch.lengths], device=batch.positions.device)

@@ -12,7 +12,6 @@ from typing import Any, Final, cast
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from vllm.model_executor.layers.attention import Attention
-from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from vime_vllm.aligned.installed import installed
 from vime_vllm.compat import class_path
@@ -40,8 +39,6 @@ def foreign_part(module: nn.Module, package: str) -> str:
         module: a module that ran.
         package: top-level package of the contract's engine side, whose classes are known too.
     """
-    if type(module) is TopKTopPSampler:
-        return ""
     part: Any = cast("Any", module).impl if type(module) is Attention else module
     path = class_path(part)
     return "" if path.startswith((_OWN, f"{package}.")) else path

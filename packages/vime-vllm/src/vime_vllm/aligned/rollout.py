@@ -109,6 +109,10 @@ class AlignedVllmRollout(VllmRollout):
         self._witness.check([served(output)])
         return verdicts.prompt_scores(output, tokens)
 
+    def draws_by_contract(self) -> bool:
+        """Under model runner V1; V2 draws by a kernel of its own."""
+        return self._runner == "V1"
+
     def keep_prefix_cache(self, keep: bool) -> None:
         """Whether `generate` may use what earlier calls left in the prefix cache, until said otherwise."""
         self._drops_prefix_cache = not keep

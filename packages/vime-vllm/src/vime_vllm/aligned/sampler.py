@@ -1,7 +1,8 @@
-"""Model runner V1 (CPU and GPU): tokens are drawn by vLLM from z = logits / T, and scored by the contract.
+"""Model runner V1 (CPU and GPU): tokens are drawn and scored by the operations that the trainer calls too.
 
-Stock vLLM scores with its own log-softmax in several places (raw, processed, greedy, prompt). Here there is one, the
-operation that the trainer calls, on the logits and temperatures that the token was drawn with.
+Stock vLLM scores with its own log-softmax in several places (raw, processed, greedy, prompt). Here there is one, on the
+logits and temperatures that the token was drawn with. The draw is `vime_core.numerics.draw`: from logits and the
+request's seed alone, so that the trainer can draw again what the engine drew.
 
 Top-k and top-p are the contract's ``keep_mask``. A request that they cut asks for all log-probs (``logprobs=-1``) and
 gets, beside the sampled token's, the ids of the tokens that were left; an id of -1 where none was cut.
@@ -17,14 +18,15 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.sampler import Sampler
 
 from vime_core.numerics import Operations, masked
+from vime_core.numerics.draw import next_number
 from vime_vllm.sampling import NOTHING_CUT
 
 
 class AlignedSampler(Sampler):
-    """vLLM's sampler with the contract's scoring, truncation and temperature.
+    """vLLM's sampler with the contract's scoring, truncation, temperature and draw.
 
     Args:
-        stock: the sampler that the model runner made; its random draw is kept, which reads one row at a time.
+        stock: the sampler that the model runner made.
         operations: the contract's operations.
     """
 
@@ -32,8 +34,6 @@ class AlignedSampler(Sampler):
         mode: Any = stock.logprobs_mode
         super().__init__(mode)
         self.operations = operations
-        self.topk_topp_sampler = stock.topk_topp_sampler
-        self.topk_topp_sampler.logprobs_mode = "raw_logprobs"  # it draws, and scores nothing
 
     def forward(
         self,
@@ -68,14 +68,11 @@ class AlignedSampler(Sampler):
 
     def _draw(self, kept: Tensor, metadata: Any) -> tuple[Tensor, Tensor | float]:
         """Tokens (rows) of the logits that were left to choose from (rows, V), and the temperatures (rows)."""
-        if metadata.all_greedy:
-            return self.greedy_sample(kept).long(), 1.0
-        temperatures: Tensor = metadata.temperature
-        z = kept / torch.where(temperatures == 0, 1.0, temperatures).unsqueeze(-1)
-        sampled = self.topk_topp_sampler(z, metadata.generators, None, None)[0].long()
-        if not metadata.all_random:
-            sampled = torch.where(temperatures == 0, self.greedy_sample(kept).long(), sampled)
-        return sampled, temperatures
+        temperatures: Tensor | float = 0.0 if metadata.all_greedy else metadata.temperature
+        u = torch.empty(len(kept), dtype=torch.int64, device=kept.device).random_()  # of requests without a seed
+        for row, generator in metadata.generators.items():
+            u[row] = next_number(generator)
+        return self.operations.draw(kept, u, temperatures), temperatures
 
     def _keep_mask(self, logits: Tensor, metadata: Any) -> Tensor | None:
         """What top-k and top-p leave of logits (rows, V), by the contract's total order; None where no row has them."""

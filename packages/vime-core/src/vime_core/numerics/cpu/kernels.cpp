@@ -854,15 +854,19 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dy, const Te
 // --------------------------------------------------------------------------------------------------------- log-probs
 
 struct Row { float largest, log_sum; };
-// z = logits / temperature into a buffer of padded(V) floats, -inf after the end
-template <class T> INLINE Row softmax_row(const T* logits, float temperature, int64_t V, float* z) {
-  F16 high = fill(-kInf), total = fill(0.0f);
+// z = logits / temperature into a buffer of padded(V) floats, -inf after the end; returns the largest
+template <class T> INLINE float scaled_row(const T* logits, float temperature, int64_t V, float* z) {
+  F16 high = fill(-kInf);
   blocks(V, [&](int64_t k, int64_t n) {
     store(z + k, load(logits + k, n) / fill(temperature));
     for (int64_t i = n; i < kLanes; i++) z[k + i] = -kInf;
     high = maximum(load(z + k), high);
   });
-  float m = largest(high);
+  return largest(high);
+}
+template <class T> INLINE Row softmax_row(const T* logits, float temperature, int64_t V, float* z) {
+  float m = scaled_row<T>(logits, temperature, V, z);
+  F16 total = fill(0.0f);
   blocks(V, [&](int64_t k, int64_t) { total = total + exp(load(z + k) - fill(m)); });
   return {m, log_once(tree(total))};
 }
@@ -992,6 +996,47 @@ Tensor keep_mask(const Tensor& logits, const Tensor& temperature, const Tensor& 
   return out;
 }
 
+// z becomes the weights floor(exp(z - m) 2^40), as far as `V`; returns their sum
+INLINE int64_t draw_weights(const float* z, float m, int64_t V, int64_t* weights) {
+  int64_t total = 0;
+  blocks(V, [&](int64_t from, int64_t n) {
+    float e[kLanes];
+    store(e, exp(load(z + from) - fill(m)));
+    for (int64_t i = 0; i < n; i++) {
+      weights[from + i] = e[i] == e[i] ? (int64_t)((double)e[i] * 1099511627776.0) : 0;
+      total += weights[from + i];
+    }
+  });
+  return total;
+}
+INLINE int64_t draw_row(const float* z, float m, int64_t V, int64_t u, int64_t* weights) {
+  if (u < 0) {
+    for (int64_t i = 0; i < V; i++) if (z[i] == m) return i;
+    return 0;
+  }
+  int64_t total = draw_weights(z, m, V, weights);
+  double share = (double)(u >> 10) * 0x1p-53;
+  int64_t target = std::min((int64_t)(share * (double)total), total - 1), sum = 0;
+  for (int64_t i = 0; i < V && total > 0; i++) if ((sum += weights[i]) > target) return i;
+  return 0;
+}
+// u (rows) of int64: random numbers below 2^63, or negative for the largest logit
+Tensor draw(const Tensor& logits, const Tensor& temperature, const Tensor& u) {
+  Logits in(logits, temperature);
+  std::vector<int64_t> numbers = integers(u);
+  TORCH_CHECK((int64_t)numbers.size() == in.M, "one random number a row");
+  Tensor out = at::empty({in.M}, logits.options().dtype(at::kLong));
+  BY_DTYPE(in.values, parallel(in.M, in.V * 30, [&](int64_t m) {
+    thread_local std::vector<float> buffer;
+    thread_local std::vector<int64_t> weights;
+    float* z = Scratch::room(buffer, padded(in.V));
+    if ((int64_t)weights.size() < in.V) weights.resize(in.V);
+    float largest_z = scaled_row<T>(pointer<T>(in.values) + m * in.V, pointer<float>(in.temperature)[m], in.V, z);
+    pointer<int64_t>(out)[m] = draw_row(z, largest_z, in.V, numbers[m], weights.data());
+  }));
+  return out;
+}
+
 // Does this machine's vdpbf16ps, if this build uses it, equal the two fused multiply-adds of the definition?
 bool bf16_step_agrees() {
   FlushSubnormals guard;
@@ -1033,5 +1078,6 @@ TORCH_LIBRARY(VIME_NAMESPACE, m) {
   KERNEL(token_log_probs);
   KERNEL(token_log_probs_backward);
   KERNEL(keep_mask);
+  KERNEL(draw);
   m.def("bf16_step_agrees", &bf16_step_agrees);
 }

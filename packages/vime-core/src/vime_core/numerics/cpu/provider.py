@@ -55,6 +55,7 @@ def _kernels(ops: Any) -> Kernels:
         token_log_probs=ops.token_log_probs.default,
         token_log_probs_backward=ops.token_log_probs_backward.default,
         keep_mask=ops.keep_mask.default,
+        draw=ops.draw.default,
     )
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 
 from vime_core.errors import PolicyError
-from vime_core.numerics import truncation
+from vime_core.numerics import draw, truncation
 from vime_core.numerics.kernels import Kernels
 from vime_core.numerics.operations import Operations, provider_digest, shared_sources, source_digest
 
@@ -39,6 +39,7 @@ def kernels() -> Kernels:
         token_log_probs=scoring.token_log_probs,
         token_log_probs_backward=scoring.token_log_probs_backward,
         keep_mask=truncation.reference,
+        draw=draw.reference,
     )
 
 
