@@ -128,6 +128,36 @@ def test_what_training_really_uses(tmp_path: Path) -> None:
             assert verify_gradient(parts, trainer, GradientOptions(sequences=2)).exit_code == 0
 
 
+def one_late(batch: Any, name: str) -> Any:
+    return replace(batch, **{name: getattr(batch, name).roll(1)})
+
+
+@pytest.mark.parametrize("name", ["advantages", "old_log_probs", "reference_log_probs"])
+def test_what_tokens_bring_is_one_token_late(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulate = pytest.importorskip("vime_megatron.accumulate")
+    right = accumulate._token_batch
+    monkeypatch.setattr(accumulate, "_token_batch", lambda *given: one_late(right(*given), name))
+    with gradient_of("fp32", tmp_path) as run:
+        verdict = run()
+    assert verdict.exit_code == 1, verdict.sentence
+    assert "farther from fp64 autograd" in verdict.sentence
+
+
+def test_tokens_that_top_k_left_out_get_a_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = pytest.importorskip("vime_megatron.rank")
+    right, trained = rank.pack_microbatch, rank.TrainerRank._accumulate
+
+    def accumulate(*given: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rank, "pack_microbatch", lambda *packed: replace(right(*packed), kept=None))
+            return trained(*given)
+
+    with gradient_of("fp32", tmp_path) as run:
+        assert run().exit_code == 0
+        monkeypatch.setattr(rank.TrainerRank, "_accumulate", accumulate)
+        assert run().exit_code == 1
+
+
 def gradient_first(parts: Any, trainer: Any) -> str:
     verdict = verify_gradient(parts, trainer, GradientOptions(sequences=2))
     assert verdict.exit_code == 1, verdict.sentence
@@ -300,6 +330,15 @@ def test_a_temperature_that_differs_by_one_percent(live: Live) -> None:
     verdict = live.align()
     assert first(verdict).startswith("prompt ")
     assert "the engine's log-probs belong to temperature 1.0100, the trainer's to 1.0000" in verdict.sentence
+
+
+@pytest.mark.parametrize("fault", [("draw_the_likeliest",), ("draw_hotter", 1.2), ("draw_from_one_stream",)])
+def test_a_draw_of_its_own(live: Live, fault: tuple[Any, ...]) -> None:
+    live.plant(f"live_faults:{fault[0]}", *fault[1:])
+    verdict = live.align()
+    assert verdict.exit_code == 1, verdict.sentence
+    assert "every log-prob is equal, but" in verdict.sentence
+    assert "where the request's seed draws token" in verdict.sentence
 
 
 def test_a_log_softmax_of_its_own(live: Live) -> None:

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from difflib import get_close_matches
-from typing import Final
 
 from vime_core.config.schema import RunConfig
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.errors import BackendError, ContractViolation, PluginError
 from vime_core.loop.sides import Parts, checked_policy, open_sides, ready_parts
 from vime_core.plugins.manager import PluginManager
-from vime_core.plugins.types import AlignmentCheck
+from vime_core.plugins.types import OWN_VERDICTS, AlignmentCheck
 from vime_core.verify import align, batch, gradient
 from vime_core.verify.align_live import AlignOptions, require_contract, verify_align
 from vime_core.verify.batch_live import BatchOptions, verify_batch
 from vime_core.verify.gradient_live import GradientOptions, open_trainer, verify_gradient
 from vime_core.verify.live import UPDATE_LR, with_learning_rate
 from vime_core.verify.verdict import Verdict
-
-BUILT_IN: Final = ("repeat", "resume", batch.NAME, align.NAME, gradient.NAME, "all")
-"""Names that no plugin's check can take."""
 
 
 def run_align(config: RunConfig, plugins: PluginManager, options: AlignOptions, lr: float = UPDATE_LR) -> Verdict:
@@ -56,17 +52,11 @@ def run_check(config: RunConfig, plugins: PluginManager, name: str) -> Verdict:
     """A check that a plugin registered.
 
     Raises:
-        PluginError: there is no such check, its name is one of vime's own, or it returns no verdict.
+        PluginError: there is no such check, or it returns no verdict.
     """
     registered = {check.name: check for check in plugins.of_kind(AlignmentCheck)}
-    if taken := sorted(set(registered) & set(BUILT_IN)):
-        raise PluginError(
-            f"a plugin registers a check named {taken[0]!r}, which is a verdict of vime's own",
-            remedy="Rename the check, or disable the plugin (plugins.disable).",
-            code="VIME-PLUGIN-006",
-        )
     if name not in registered:
-        raise _unknown(name, sorted({*registered, *BUILT_IN}))
+        raise _unknown(name, sorted({*registered, *OWN_VERDICTS}))
     verdict: object = _called(registered[name], config, plugins)
     if not isinstance(verdict, Verdict):
         raise PluginError(

@@ -123,7 +123,7 @@ def _inputs_equal(a: RunRecord, b: RunRecord, config: tuple[str, ...], found: Fo
 def _context(record: RunRecord) -> dict[str, Any]:
     manifest = record.manifest
     flat: dict[str, Any] = {"vime": manifest.vime_version, **_flat(manifest.platform, "platform.")}
-    flat |= {f"plugin {entry.name}": f"{entry.distribution} {entry.version}" for entry in manifest.plugins}
+    flat |= {f"plugin {entry.name}": f"{entry.distribution} {entry.version}".strip() for entry in manifest.plugins}
     for process in manifest.processes:
         values = process.model_dump(exclude={"role", "rank", "pid"})
         values["environment"] = {k: v for k, v in process.environment.items() if k not in PER_RUN}

@@ -21,6 +21,7 @@ from vime_core.types import TrainSequence
 from vime_core.verify.gradient import NAME, Backward, GradientEvidence, gradient_verdict
 from vime_core.verify.reach import pooled_prompt
 from vime_core.verify.taken import clip_factor, first_moments, norm_of, same_norm, taken_gradients
+from vime_core.verify.token_loss import of_every_token, trained, with_policies, written_out
 from vime_core.verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def verify_gradient(parts: Parts, trainer: Trainer, options: GradientOptions) ->
     microbatches = _microbatches(sequences, parts.config.trainer.token_budget)
     before = digest_tensors(trainer.weights())
     scored = in_order_of(sequences, microbatches, trainer.log_probs(microbatches))
+    sequences = [with_policies(s, values, n) for n, (s, values) in enumerate(zip(sequences, scored, strict=True))]
+    microbatches = _microbatches(sequences, parts.config.trainer.token_budget)
     longest = max(len(sequence.tokens) for sequence in sequences)
     evidence = GradientEvidence(parts.config.trainer.dtype, tuple(scored), (), longest=longest)
     passes = [
@@ -83,7 +86,7 @@ def verify_gradient(parts: Parts, trainer: Trainer, options: GradientOptions) ->
 
 
 def gradient_sequences(parts: Parts, options: GradientOptions) -> list[TrainSequence]:
-    """Sequences cut from the run's prompts laid end to end, of mixed lengths, with advantages of both signs."""
+    """Sequences cut from the run's prompts laid end to end, of mixed lengths; see `token_loss.of_every_token`."""
     context = parts.config.rollout.context_length
     response = min(options.response, context // 2)
     result: list[TrainSequence] = []
@@ -91,9 +94,9 @@ def gradient_sequences(parts: Parts, options: GradientOptions) -> list[TrainSequ
         usual = max(1, min(options.prompt >> (number % 3), context // 2))
         prompt = usual if number else max(usual, min(options.longest, context) - response)
         tokens = pooled_prompt(parts, prompt + response, number * 37)
-        advantages = np.full(response, 1.0 if number % 2 else -1.0, dtype=np.float32)
         weights = np.full(response, 1.0 / (options.sequences * response), dtype=np.float32)
-        result.append(TrainSequence((number, 0), tokens, prompt, advantages, weights))
+        sequence = TrainSequence((number, 0), tokens, prompt, np.zeros_like(weights), weights)
+        result.append(of_every_token(sequence, number, pooled_prompt(parts, 64)))
     return result
 
 
@@ -152,15 +155,15 @@ def _against_fp64(
     microbatches: Microbatches,
     evidence: GradientEvidence,
 ) -> GradientEvidence:
-    """The evidence with errors of each gradient under `policy_gradient`."""
-    from vime_core.verify.reference_model import errors_against_fp64, policy_gradient
+    """The evidence with errors of each gradient under the loss of `vime_core.verify.token_loss`."""
+    from vime_core.verify.reference_model import errors_against_fp64
 
-    ours = trainer.gradients(microbatches, policy_gradient)
+    ours = trainer.gradients(microbatches, trained)
     weights = {name: tensor.detach().cpu() for name, tensor in trainer.weights()}
     temperature = parts.config.sampling.temperature
     try:
         errors, norm = errors_against_fp64(
-            parts.model, weights, evidence.dtype, sequences, temperature, ours, _reference(parts)
+            parts.model, weights, evidence.dtype, sequences, temperature, ours, _reference(parts), written_out
         )
     except PluginError as error:
         return replace(evidence, not_tried=error.message)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 OpenModel = Callable[[Path, Iterable[tuple[str, Tensor]], torch.dtype], Any]
 """(HF directory, weights by HF name, dtype) to a model: see `open_reference`."""
+ExactLoss = Callable[[Tensor, TrainSequence], Tensor]
+"""(log-probs [R] with gradients, their sequence) to the loss of each token [R], before its weight."""
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -34,8 +36,9 @@ def errors_against_fp64(
     temperature: float,
     ours: Mapping[str, Tensor],
     open_model: OpenModel | None = None,
+    loss: ExactLoss | None = None,
 ) -> tuple[tuple[TensorError, ...], float]:
-    """How far gradients of `policy_gradient` are from fp64, beside those of plain transformers in ``dtype``.
+    """How far gradients are from fp64, beside those of plain transformers in ``dtype``.
 
     Args:
         directory: HF model directory; its weights are not read.
@@ -45,6 +48,7 @@ def errors_against_fp64(
         temperature: of the log-probs.
         ours: the trainer's gradients by HF name.
         open_model: makes the reference; None: `open_reference`.
+        loss: of a token, which the gradients are of; None: that of `policy_gradient`.
 
     Returns:
         The errors by tensor, in the reference's order, and the Euclidean norm of all gradients in fp64.
@@ -53,7 +57,9 @@ def errors_against_fp64(
         PluginError: there is no reference for this model, or its tensors have other names.
     """
     exact, plain = (
-        reference_gradients((open_model or open_reference)(directory, weights.items(), kind), sequences, temperature)
+        reference_gradients(
+            (open_model or open_reference)(directory, weights.items(), kind), sequences, temperature, loss
+        )
         for kind in (torch.float64, DTYPES[dtype])
     )
     if unknown := sorted(ours.keys() ^ exact.keys()):
@@ -104,8 +110,10 @@ def open_reference(directory: Path, weights: Iterable[tuple[str, Tensor]], dtype
     return model
 
 
-def reference_gradients(model: Any, sequences: Sequence[TrainSequence], temperature: float) -> dict[str, Tensor]:
-    """Gradients of the sum of weight x `policy_gradient` over all response tokens, in fp64, by HF name.
+def reference_gradients(
+    model: Any, sequences: Sequence[TrainSequence], temperature: float, loss: ExactLoss | None = None
+) -> dict[str, Tensor]:
+    """Gradients of the sum of weight x loss over all response tokens, in fp64, by HF name.
 
     A sequence at a time; what each adds is in the model's dtype, their sum in fp64.
 
@@ -113,23 +121,40 @@ def reference_gradients(model: Any, sequences: Sequence[TrainSequence], temperat
         model: from `open_reference`.
         sequences: with advantages and weights.
         temperature: of the log-probs; at 0 they are defined at 1.
+        loss: of a token; None: that of `policy_gradient`.
     """
     names, parameters = zip(*model.named_parameters(), strict=True)
     total = [torch.zeros(parameter.shape, dtype=torch.float64) for parameter in parameters]
     for sequence in sequences:
-        loss = _loss(model, sequence, temperature)
-        for sum_, gradient in zip(total, torch.autograd.grad(loss, parameters), strict=True):
+        value = _loss(model, sequence, temperature, loss or _linear)
+        for sum_, gradient in zip(total, torch.autograd.grad(value, parameters), strict=True):
             sum_ += gradient
     return dict(zip(names, total, strict=True))
 
 
-def _loss(model: Any, sequence: TrainSequence, temperature: float) -> Tensor:
+def _linear(log_probs: Tensor, sequence: TrainSequence) -> Tensor:
+    """`policy_gradient`."""
+    return -torch.from_numpy(sequence.advantages).to(log_probs.dtype) * log_probs
+
+
+def _loss(model: Any, sequence: TrainSequence, temperature: float, loss: ExactLoss) -> Tensor:
     logits = model(torch.tensor([sequence.tokens]), use_cache=False).logits[0, sequence.response_start - 1 : -1]
     precision = torch.promote_types(logits.dtype, torch.float32)
-    log_probs = (logits.to(precision) / (temperature or 1.0)).log_softmax(-1)
+    log_probs = _left_to_choose(logits.to(precision) / (temperature or 1.0), sequence).log_softmax(-1)
     targets = torch.tensor(sequence.tokens[sequence.response_start :])[:, None]
-    scale = torch.from_numpy(sequence.weights).to(precision) * torch.from_numpy(sequence.advantages).to(precision)
-    return -(scale * log_probs.gather(-1, targets)[:, 0]).sum()
+    weights = torch.from_numpy(sequence.weights).to(precision)
+    return (weights * loss(log_probs.gather(-1, targets)[:, 0], sequence)).sum()
+
+
+def _left_to_choose(logits: Tensor, sequence: TrainSequence) -> Tensor:
+    """Logits [R, V] with -inf where the sequence's kept tokens leave a token out."""
+    kept, start = sequence.kept, 0
+    cut = torch.zeros(logits.shape, dtype=torch.bool)
+    for row, count in enumerate(kept.counts):
+        cut[row] = count > 0
+        cut[row, list(kept.tokens[start : start + count])] = False
+        start += count
+    return logits.masked_fill(cut, -torch.inf)
 
 
 def _empty_model(directory: Path) -> Any:
