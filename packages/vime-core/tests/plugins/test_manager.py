@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -185,6 +187,31 @@ def test_a_module_beside_the_configuration_loads(tmp_path: Path, monkeypatch: py
     selection = PluginSelection(modules=("beside_plugin",), directories=(tmp_path,))
     PluginManager.discover(selection).find(Reward, "local", field_name="reward.name")
     assert sys.path[-1] == str(tmp_path), "at the end, so that it hides nothing"
+
+
+def loaded_version(module: str, place: Path) -> str:
+    sys.modules.pop(module, None)
+    importlib.invalidate_caches()
+    found = PluginManager.discover(PluginSelection(modules=(module,), directories=(place,)))
+    found.require()
+    return next(info.version for info in found.plugins() if info.name == module)
+
+
+def test_a_modules_version_is_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "edited_plugin.py"
+    file.write_text(LOCAL)
+    first = loaded_version("edited_plugin", tmp_path)
+    assert re.fullmatch(r"source [0-9a-f]{16}", first)
+    assert loaded_version("edited_plugin", tmp_path) == first
+    file.write_text(LOCAL + "\n# another line\n")
+    assert loaded_version("edited_plugin", tmp_path) != first
+    package = tmp_path / "edited_package"
+    package.mkdir()
+    (package / "__init__.py").write_text(LOCAL.replace("local", "packed"))
+    before = loaded_version("edited_package", tmp_path)
+    (package / "helper.py").write_text("ONE = 1\n")
+    assert loaded_version("edited_package", tmp_path) != before
 
 
 def test_disable_and_allow_hold_for_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

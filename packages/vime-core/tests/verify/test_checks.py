@@ -13,7 +13,8 @@ from fakes import config, make_sides
 from vime_core.errors import BackendError, ConfigError, ContractViolation, PluginError, PluginFailed
 from vime_core.plugins import AlignmentCheck, hookimpl
 from vime_core.plugins.manager import PluginInfo, PluginManager
-from vime_core.verify import checks
+from vime_core.plugins.types import OWN_VERDICTS
+from vime_core.verify import align, batch, checks, gradient
 from vime_core.verify.live import with_learning_rate
 from vime_core.verify.verdict import Coverage, Verdict
 
@@ -34,8 +35,12 @@ def fails(_config: Any, _plugins: Any) -> Verdict:
 
 def manager(**named: str) -> PluginManager:
     made = PluginManager()
-    entries = [AlignmentCheck(name, "A check.", f"{__name__}:{target}") for name, target in named.items()]
-    plugin = SimpleNamespace(vime_alignment_checks=hookimpl(lambda: entries))
+
+    def entries() -> Iterator[AlignmentCheck]:
+        for name, target in named.items():
+            yield AlignmentCheck(name, "A check.", f"{__name__}:{target}")
+
+    plugin = SimpleNamespace(vime_alignment_checks=hookimpl(entries))
     made.register(plugin, PluginInfo("fixture", "fixture", "1"))
     return made
 
@@ -79,10 +84,15 @@ def test_a_check_must_return_a_verdict() -> None:
         checks.run_check(config(), manager(odd="nonsense"), "odd")
 
 
-@pytest.mark.parametrize("name", checks.BUILT_IN)
-def test_names_of_our_own_are_taken(name: str) -> None:
-    with pytest.raises(PluginError, match=f"registers a check named '{name}', which is a verdict of vime's own"):
-        checks.run_check(config(), manager(**{name: "router"}), "router")
+@pytest.mark.parametrize("name", OWN_VERDICTS)
+def test_no_plugin_replaces_a_verdict_of_our_own(name: str) -> None:
+    with pytest.raises(PluginError, match=f"failed to load: .*a check is named '{name}', which is a verdict of vime's"):
+        manager(**{name: "router"}).require()
+    manager(other="router").require()
+
+
+def test_the_names_of_our_own_are_those_of_the_verdicts() -> None:
+    assert {batch.NAME, align.NAME, gradient.NAME, *("repeat", "resume", "all")} == set(OWN_VERDICTS)
 
 
 class Started:

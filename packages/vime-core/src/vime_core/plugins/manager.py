@@ -19,6 +19,7 @@ import pluggy
 from vime_core.errors import PluginError, PluginFailed, VimeError
 from vime_core.plugins.foreign import describe_foreign
 from vime_core.plugins.markers import PROJECT
+from vime_core.plugins.source import source_version
 from vime_core.plugins.specs import LifecycleSpecs, RegistrationSpecs
 from vime_core.plugins.types import Registration
 
@@ -32,7 +33,10 @@ REGISTRATION_HOOKS = tuple(name for name in vars(RegistrationSpecs) if name.star
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """A plugin as it was found: ``error`` is why it could not be used, empty when it could."""
+    """A plugin as it was found: ``error`` is why it could not be used, empty when it could.
+
+    The ``version`` of a module of ``plugins.modules`` is a digest of its source.
+    """
 
     name: str
     distribution: str
@@ -266,6 +270,8 @@ class PluginManager:
             _require_marked(plugin)
             self._pluggy.register(plugin, name=info.name)
             self._pluggy.check_pending()
+            if not info.distribution and not info.version:
+                info = replace(info, version=source_version(plugin))
             self._collect(info, plugin)
         except (Exception, SystemExit) as error:  # a plugin must not end vime, least of all with exit code 0
             if self._pluggy.has_plugin(info.name):

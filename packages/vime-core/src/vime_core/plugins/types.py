@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,6 +25,10 @@ class Options(BaseModel):
     def ranks(self) -> int:
         """How many trainer ranks (or GPUs of an engine) these options ask the launcher for."""
         return 1
+
+
+OWN_VERDICTS: Final = ("repeat", "resume", "batch", "align", "gradient", "all")
+"""What ``vime verify`` knows by itself; no plugin's check can take these names."""
 
 
 @dataclass(frozen=True)
@@ -188,11 +192,22 @@ class AlignmentCheck(Registration):
 
     Args:
         contracts: those under which ``vime verify all`` runs it; empty: always.
+
+    Raises:
+        PluginError: its name is that of a verdict of vime's own, which no plugin replaces.
     """
 
     contracts: tuple[str, ...] = ()
 
     kind: ClassVar[str] = "check"
+
+    def __post_init__(self) -> None:
+        if self.name in OWN_VERDICTS:
+            raise PluginError(
+                f"a check is named {self.name!r}, which is a verdict of vime's own",
+                remedy="Rename the check, or disable the plugin (plugins.disable).",
+                code="VIME-PLUGIN-006",
+            )
 
 
 @dataclass(frozen=True)
