@@ -33,9 +33,14 @@ WHOLE_VOCABULARY: Final = KeptTokens()
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a request's seed draws at each response token, and what top-k and top-p leave there to draw from."""
+    """What a trainer says of a sampled response, of its request's temperature, top-k, top-p and seed.
+
+    ``tokens`` are what the seed draws at each response token, ``log_probs``, fp32 [R], those of the sampled tokens, and
+    ``kept`` what is left there to draw from.
+    """
 
     tokens: tuple[int, ...]
+    log_probs: Float32Array
     kept: KeptTokens = WHOLE_VOCABULARY
 
 
@@ -129,6 +134,14 @@ class TrainSequence:
     @property
     def response_length(self) -> int:
         return len(self.tokens) - self.response_start
+
+
+def scoring_sequence(
+    key: SampleKey, prompt: tuple[int, ...], response: tuple[int, ...], kept: KeptTokens = WHOLE_VOCABULARY
+) -> TrainSequence:
+    """A sequence without a gradient of its own."""
+    zeros = np.zeros(len(response), dtype=np.float32)
+    return TrainSequence(key, prompt + response, len(prompt), zeros, zeros, kept=kept)
 
 
 @dataclass(frozen=True)

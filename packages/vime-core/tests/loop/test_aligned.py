@@ -18,7 +18,7 @@ def sample(index: int, *log_probs: float) -> Sample:
 
 def test_equal_bits_pass() -> None:
     samples = [sample(0, -1.0, -2.0), sample(1, -0.5)]
-    require_aligned("dense/v1", 0, samples, [s.rollout_log_probs.copy() for s in samples])
+    require_aligned("dense/v1", "step 0", samples, [s.rollout_log_probs.copy() for s in samples])
 
 
 def test_one_ulp_is_named() -> None:
@@ -26,16 +26,16 @@ def test_one_ulp_is_named() -> None:
     train = [s.rollout_log_probs.copy() for s in samples]
     train[1][0] = np.nextafter(train[1][0], np.float32(0))
     with pytest.raises(ContractViolation, match=r"step 4: 1 of 3 log-probs differ, first in sample \(3, 1\).*token 0"):
-        require_aligned("dense/v1", 4, samples, train)
-    require_aligned("", 4, samples, train)
+        require_aligned("dense/v1", "step 4", samples, train)
+    require_aligned("", "step 4", samples, train)
 
 
 @pytest.mark.parametrize(("first", "second"), [(float("nan"), float("nan")), (0.0, -0.0), (-1.0, float("nan"))])
 def test_nan_and_the_sign_of_zero_differ(first: float, second: float) -> None:
     with pytest.raises(ContractViolation, match="1 of 1 log-probs differ"):
-        require_aligned("dense/v1", 0, [sample(0, first)], [np.array([second], dtype=np.float32)])
+        require_aligned("dense/v1", "step 0", [sample(0, first)], [np.array([second], dtype=np.float32)])
 
 
 def test_nothing_compared_is_no_pass() -> None:
     with pytest.raises(ContractViolation, match="nothing could be compared"):
-        require_aligned("dense/v1", 0, [], [])
+        require_aligned("dense/v1", "step 0", [], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,16 @@ def entry_of(step: Step) -> StepEntry:
         weights_root=merkle_root(weights),
         optimizer=optimizer,
         optimizer_root=merkle_root(optimizer),
-        metrics={"reward/mean": (0.5).hex(), **{name: value.hex() for name, value in step.metrics.items()}},
+        metrics={name: value.hex() for name, value in {**metrics_of(step), **step.metrics}.items()},
         evaluation=sampled_digests(sample_columns(step.evaluation)) if step.evaluation else {},
         timings={"generate": 0.1},
     )
+
+
+def metrics_of(step: Step) -> dict[str, float]:
+    """Two of a step's metrics: one of its samples, one of its updates."""
+    rewards = [sample.reward for sample in step.samples]
+    return {"reward/mean": math.fsum(rewards) / len(rewards), "train/grad_norm": max(u.grad_norm for u in step.updates)}
 
 
 def _update_entries(step: Step) -> list[UpdateEntry]:

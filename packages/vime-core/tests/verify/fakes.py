@@ -130,7 +130,8 @@ class FakeTrainer:
         rng, places = np.random.default_rng(request.seed), range(sequence.response_start, len(sequence.tokens))
         rows = [next_log_probs(self.held, sequence.tokens[:place], request.temperature) for place in places]
         noise = [rng.gumbel(size=VOCABULARY) * bool(request.temperature) for _ in rows]
-        return Drawn(tuple(int(np.argmax(row + one)) for row, one in zip(rows, noise, strict=True)))
+        tokens = tuple(int(np.argmax(row + one)) for row, one in zip(rows, noise, strict=True))
+        return Drawn(tokens, self._score(sequence))
 
     def weights(self) -> NamedTensors:
         return iter(self.held.items())

@@ -130,6 +130,10 @@ CASES: dict[str, tuple[list[Step], dict[str, Any]]] = {
         change_step(BASE, 1, metrics={"evaluation/reward": 0.5}),
         {"stage": "evaluation", "what": "evaluation/reward is None and 0x1.0000000000000p-1"},
     ),
+    "a metric of the trainer's": (
+        change_step(BASE, 1, metrics={"train/ratio": 0.5}),
+        {"stage": "metrics", "what": "train/ratio is None and 0x1.0000000000000p-1", "unequal": 1},
+    ),
     "lost tensor": (
         change_step(BASE, 1, weights={k: v for k, v in BASE[1].weights.items() if k != "norm.weight"}),
         {"stage": "weights", "tensor": "norm.weight", "what": "only the first record has it"},

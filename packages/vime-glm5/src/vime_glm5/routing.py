@@ -17,8 +17,8 @@ from vime_core.config.schema import RunConfig
 from vime_core.errors import ConfigError, PluginError
 from vime_core.loop.sides import Sides, checked_policy, open_sides, ready_parts
 from vime_core.plugins.manager import PluginManager
-from vime_core.types import SampleRequest
-from vime_core.verify.live import first_requests, scoring_sequence
+from vime_core.types import SampleRequest, scoring_sequence
+from vime_core.verify.live import first_requests
 from vime_core.verify.verdict import Coverage, Verdict
 
 NAME: Final = "routing"

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from vime_core.errors import ContractViolation
-from vime_core.types import Float32Array, Sample
+from vime_core.types import Drawn, Float32Array, Sample
 
 
-def require_aligned(contract: str, step: int, samples: Sequence[Sample], log_probs: Sequence[Float32Array]) -> None:
+def require_aligned(contract: str, where: str, samples: Sequence[Sample], log_probs: Sequence[Float32Array]) -> None:
     """Compare raw bits of what the engine sampled with and of the trainer's forward before any update.
 
     Args:
         contract: id of the contract; empty: nothing was promised and nothing is compared.
-        step: for the message.
-        samples: all of the step.
+        where: for the message, such as ``step 3``.
+        samples: all of it.
         log_probs: fp32 [R] a sample, by the weights that sampled it: of the training forward for the step's first
             optimizer step, of a forward before it for the later ones.
 
@@ -28,14 +28,14 @@ def require_aligned(contract: str, step: int, samples: Sequence[Sample], log_pro
     pairs = list(zip(samples, log_probs, strict=True))
     tokens = sum(len(values) for _, values in pairs)
     if tokens == 0:
-        raise _violation(contract, step, "nothing could be compared")
+        raise _violation(contract, where, "nothing could be compared")
     places = [(s, int(t), v) for s, v in pairs for t in np.flatnonzero(_unequal(s.rollout_log_probs, v))]
     if places:
         sample, token, values = places[0]
         engine, trainer = float(sample.rollout_log_probs[token]), float(values[token])
         raise _violation(
             contract,
-            step,
+            where,
             f"{len(places)} of {tokens} log-probs differ, first in sample {sample.key} (prompt, sample), token {token}:"
             f" {engine!r} in the engine, {trainer!r} in the trainer",
         )
@@ -45,9 +45,27 @@ def _unequal(first: Float32Array, second: Float32Array) -> np.ndarray[tuple[int,
     return (first.view(np.uint32) != second.view(np.uint32)) | np.isnan(first) | np.isnan(second)
 
 
-def _violation(contract: str, step: int, what: str) -> ContractViolation:
+def require_drawn(contract: str, where: str, samples: Sequence[Sample], again: Sequence[Drawn]) -> None:
+    """Compare the tokens that an engine returned with those that the trainer draws from its own logits.
+
+    Raises:
+        ContractViolation: one differs, or what top-k and top-p left.
+    """
+    for sample, drawn in zip(samples, again, strict=True):
+        if sample.response_tokens != drawn.tokens or sample.kept != drawn.kept:
+            pairs = enumerate(zip(sample.response_tokens, drawn.tokens, strict=False))
+            token = next((number for number, (a, b) in pairs if a != b), 0)
+            raise _violation(
+                contract,
+                where,
+                f"sample {sample.key} (prompt, sample), token {token}: the engine returned"
+                f" {sample.response_tokens[token]}, and the trainer draws {drawn.tokens[token]} from equal logits",
+            )
+
+
+def _violation(contract: str, where: str, what: str) -> ContractViolation:
     return ContractViolation(
-        f"contract {contract} does not hold in step {step}: {what}",
+        f"contract {contract} does not hold in {where}: {what}",
         remedy="The step is recorded; `vime verify align CONFIG --layers` finds the operation. Do not use this run.",
         code="VIME-ALIGN-005",
     )

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from vime_core.backends import DrawingRollout, DrawingTrainer
 from vime_core.config.schema import RunConfig
+from vime_core.loop.aligned import require_aligned, require_drawn
 from vime_core.loop.generate import generate_samples
+from vime_core.loop.metrics import ABS_DIFF
 from vime_core.loop.prompts import Prompt
 from vime_core.loop.session import Session
 from vime_core.loop.streams import EvaluationStream
 from vime_core.loop.timing import PhaseTimer
 from vime_core.rl.seeds import sample_seed
-from vime_core.types import Sample, SampleRequest
+from vime_core.types import Drawn, Sample, SampleRequest, scoring_sequence
 
 Evaluated = Mapping[str, Sequence[Sample]]
 """Scored responses by evaluation set, in the order of the configuration; the unnamed set's name is empty."""
@@ -27,14 +32,56 @@ def evaluate(session: Session, step: int, timer: PhaseTimer) -> Evaluated:
     every = session.config.evaluation.every
     if every == 0 or step % every:
         return {}
-    evaluated: dict[str, Sequence[Sample]] = {}
+    phases = ("evaluation", "evaluation")
+    return {
+        name: generate_samples(session, prompts, requests, timer, phases).samples
+        for name, prompts, requests in _sets(session)
+    }
+
+
+def _sets(session: Session) -> Iterator[tuple[str, list[Prompt], list[SampleRequest]]]:
+    """Name, prompts and requests of each evaluation set."""
     first = 0
     for number, one in enumerate(session.evaluation):
         prompts = [replace(prompt, index=first + prompt.index) for prompt in one.prompts]
-        requests = evaluation_requests(session.config, one, number, prompts)
-        evaluated[one.name] = generate_samples(session, prompts, requests, timer, ("evaluation", "evaluation")).samples
+        yield one.name, prompts, evaluation_requests(session.config, one, number, prompts)
         first += len(prompts)
-    return evaluated
+
+
+def evaluated_again(session: Session, samples: Sequence[Sample]) -> list[Drawn]:
+    """What the trainer says of an evaluation's responses, in their order; nothing without a contract."""
+    trainer = session.trainer
+    if not samples or not session.config.alignment.contract or not isinstance(trainer, DrawingTrainer):
+        return []
+    sequences = [scoring_sequence(s.key, s.prompt_tokens, s.response_tokens, s.kept) for s in samples]
+    microbatches = session.algorithm.microbatches(sequences)
+    asked = {request.key: request for _, _, requests in _sets(session) for request in requests}
+    keys = [sequence.key for microbatch in microbatches for sequence in microbatch]
+    drawn = dict(zip(keys, trainer.draw_again(microbatches, asked), strict=True))
+    return [drawn[sample.key] for sample in samples]
+
+
+def distance_metrics(samples: Sequence[Sample], again: Sequence[Drawn]) -> dict[str, float]:
+    """How far the trainer's log-probs of an evaluation are from the engine's; nothing where it was not asked."""
+    if not again:
+        return {}
+    engine = np.concatenate([sample.rollout_log_probs.astype(np.float64) for sample in samples])
+    trainer = np.concatenate([one.log_probs.astype(np.float64) for one in again])
+    return {f"evaluation/{ABS_DIFF}": float(np.abs(engine - trainer).mean())}
+
+
+def require_aligned_evaluation(session: Session, step: int, samples: Sequence[Sample], again: Sequence[Drawn]) -> None:
+    """Hold an evaluation to the contract: the trainer's log-probs, and the tokens that it draws, are the engine's.
+
+    Raises:
+        ContractViolation: one is not.
+    """
+    if not again:
+        return
+    contract, where = session.config.alignment.contract, f"the evaluation before step {step}"
+    require_aligned(contract, where, samples, [one.log_probs for one in again])
+    if isinstance(session.rollout, DrawingRollout) and session.rollout.draws_by_contract():
+        require_drawn(contract, where, samples, again)
 
 
 def evaluation_requests(

@@ -12,7 +12,13 @@ from vime_core.backends import NamedTensors
 from vime_core.loop.algorithm import corrected, in_order_of, with_old_log_probs
 from vime_core.loop.aligned import require_aligned
 from vime_core.loop.batch import step_samples
-from vime_core.loop.evaluation import evaluate, evaluation_metrics
+from vime_core.loop.evaluation import (
+    distance_metrics,
+    evaluate,
+    evaluated_again,
+    evaluation_metrics,
+    require_aligned_evaluation,
+)
 from vime_core.loop.metrics import step_metrics
 from vime_core.loop.reference import penalised_rewards, reference_log_probs
 from vime_core.loop.session import Session
@@ -52,6 +58,8 @@ def run_step(session: Session, step: int) -> dict[str, float]:
     timer = PhaseTimer()
     evaluated = evaluate(session, step, timer)
     evaluation = [sample for samples in evaluated.values() for sample in samples]
+    with timer("evaluation"):
+        again = evaluated_again(session, evaluation)
     generated = step_samples(session, step, timer)
     samples = generated.samples
     reference = _reference(session, samples, timer)
@@ -70,14 +78,15 @@ def run_step(session: Session, step: int) -> dict[str, float]:
         "data/dropped": float(session.prompts.dropped),
         "data/no_signal": float(generated.left_out),
     }
-    metrics |= evaluation_metrics(evaluated)
+    metrics |= evaluation_metrics(evaluated) | distance_metrics(evaluation, again)
     with timer("record"):
         entry = _entry(session, step, samples, advantages, updates, weights, metrics, timer, reference)
         entry = entry.model_copy(
             update={"evaluation": sampled_digests(sample_columns(evaluation))} if evaluation else {}
         )
         session.writer.write_step(entry, samples, train_log_probs, advantages, evaluation, reference)
-    require_aligned(session.config.alignment.contract, step, samples, [*updates[0].log_probs, *later])
+    require_aligned_evaluation(session, step, evaluation, again)
+    require_aligned(session.config.alignment.contract, f"step {step}", samples, [*updates[0].log_probs, *later])
     return {**metrics, "time/record": timer.seconds["record"], "time/step": timer.total()}
 
 

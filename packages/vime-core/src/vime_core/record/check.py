@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vime_core.errors import RecordError
 from vime_core.record.digest import merkle_root
-from vime_core.record.layout import EVALUATION, SAMPLES, STEPS, evaluation_path, samples_path
+from vime_core.record.layout import EVALUATION, METRICS, SAMPLES, STEPS, evaluation_path, samples_path
+from vime_core.record.metrics import by_set, metric_findings
 from vime_core.record.samples import (
     Columns,
     reference_digest,
@@ -47,7 +48,7 @@ class RecordCheck:
 
 
 def check_record(record: RunRecord) -> RecordCheck:
-    """Recompute the digests of every step from its samples, the roots from their leaves, and the seal.
+    """Recompute the digests and metrics of every step from its samples, the roots from their leaves, and the seal.
 
     Beside that: is every step there that the configuration promised, and are all weight versions those of their steps?
     """
@@ -61,8 +62,9 @@ def check_record(record: RunRecord) -> RecordCheck:
             continue
         samples += len(columns["reward"].values)
         found = [*entry_findings(entry, columns), *_version_findings(entry, columns), *_count_findings(record, columns)]
-        findings += [f"step {entry.step}: {finding}" for finding in [*found, *_stored_evaluation(record, entry)]]
-    findings += [*_end_findings(record), *_readable(record), *seal_findings(record)]
+        found += _stored_evaluation(record, entry)
+        findings += [f"step {entry.step}: {finding}" for finding in found or _metrics(record, entry)]
+    findings += [*_end_findings(record), *_told_metrics(record), *seal_findings(record)]
     return RecordCheck(tuple(findings), len(record.steps), samples)
 
 
@@ -215,11 +217,33 @@ def _sequence_findings(record: RunRecord) -> Iterator[str]:
         yield f"{len(record.steps)} steps are there, where {wanted} were configured and the record is complete"
 
 
-def _readable(record: RunRecord) -> Iterator[str]:
+def _metrics(record: RunRecord, entry: StepEntry) -> list[str]:
+    """Metrics that are not what the step's samples, updates and evaluation give; what is stored must be sound."""
+    responses = record.evaluation_samples(entry.step) if entry.evaluation else []
+    section: object = record.manifest.config.get("evaluation", {})
+    evaluation = by_set(responses, cast("Mapping[str, Any]", section)) if responses else {}
+    return list(metric_findings(entry, record.step_samples(entry.step), evaluation))
+
+
+def _told_metrics(record: RunRecord) -> Iterator[str]:
+    """Where ``metrics.jsonl`` tells another number than the step's line."""
+    steps = {entry.step: entry for entry in record.steps}
     try:
-        record.require_readable_metrics()
+        for line in record.told_metrics():
+            entry = steps.get(line.get("step", -1))
+            for name, text in entry.metrics.items() if entry else ():
+                told = line.get(name, text)
+                if told is not text and not _same_number(told, text):
+                    yield f"{METRICS}: {name} of step {line['step']} is {told}, and {STEPS} says {text}"
     except RecordError as error:
         yield error.message
+
+
+def _same_number(told: object, text: str) -> bool:
+    try:
+        return isinstance(told, int | float) and float(told).hex() == text
+    except OverflowError:
+        return False
 
 
 def _stray_files(record: RunRecord) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -125,11 +126,14 @@ class RunRecord:
         seal = read_seal(self.directory)
         return seal.digest if seal else ""
 
-    def require_readable_metrics(self) -> None:
-        """Raise RecordError when ``metrics.jsonl``, which no verdict compares, is no JSON or has a key twice."""
+    def told_metrics(self) -> Iterator[Mapping[str, Any]]:
+        """The lines of ``metrics.jsonl``. Raises RecordError where one is no JSON object or has a key twice."""
         path = self.directory / METRICS
         for number, line in enumerate(_read(path).split(b"\n")[:-1] if path.exists() else (), 1):
-            loads(path, line, number, constants=True)
+            table = loads(path, line, number, constants=True)
+            if not isinstance(table, dict):
+                raise damaged(path, f"line {number} is no JSON object")
+            yield cast("Mapping[str, Any]", table)
 
     def check(self) -> RecordCheck:
         """Recompute every digest that can be recomputed from what is stored."""

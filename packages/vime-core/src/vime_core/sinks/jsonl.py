@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` in the record directory: the numbers for people and plots. Verdicts never read it."""
+"""``metrics.jsonl`` in the record directory: the numbers for people and plots. No verdict rests on it."""
 
 from __future__ import annotations
 

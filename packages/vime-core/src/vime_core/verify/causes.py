@@ -25,6 +25,7 @@ Cause = Literal[
     "schedule",
     "optimizer",
     "after optimizer",
+    "metrics",
 ]
 
 _CATALOGUE: Final[dict[Cause, str]] = {
@@ -64,6 +65,7 @@ _CATALOGUE: Final[dict[Cause, str]] = {
         "optimizer state is equal, so the weights changed after or beside the optimizer step: a live edit, a memory"
         " fault, or a cast that differs"
     ),
+    "metrics": "everything that decides the run is equal, so this number alone was computed otherwise, or edited",
 }
 
 

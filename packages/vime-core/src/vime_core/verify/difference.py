@@ -29,6 +29,7 @@ Stage = Literal[
     "learning rate",
     "weights",
     "optimizer state",
+    "metrics",
 ]
 _SHOWN: Final = 3
 _COUNTED: Final = 1_000_000

@@ -14,15 +14,14 @@ from vime_core.loop.prompts import training_requests
 from vime_core.loop.sides import Parts, Sides
 from vime_core.record.digest import digest_tensors
 from vime_core.types import (
-    WHOLE_VOCABULARY,
     Completion,
     Drawn,
     Float32Array,
-    KeptTokens,
     SampleKey,
     SampleRequest,
     TrainSequence,
     in_sample_order,
+    scoring_sequence,
 )
 from vime_core.verify.matching import Scored
 
@@ -73,14 +72,6 @@ def sequences_of(requests: Sequence[SampleRequest], completions: Sequence[Comple
     prompts = {request.key: request.prompt_tokens for request in requests}
     first = {c.key: c for c in reversed(completions) if c.key in prompts}
     return [scoring_sequence(c.key, prompts[c.key], c.tokens, c.kept) for c in in_sample_order(list(first.values()))]
-
-
-def scoring_sequence(
-    key: SampleKey, prompt: tuple[int, ...], response: tuple[int, ...], kept: KeptTokens = WHOLE_VOCABULARY
-) -> TrainSequence:
-    """A sequence without a gradient of its own."""
-    zeros = np.zeros(len(response), dtype=np.float32)
-    return TrainSequence(key, prompt + response, len(prompt), zeros, zeros, kept=kept)
 
 
 def score(sides: Sides, sequences: Sequence[TrainSequence], weight_version: int) -> list[Scored]:

@@ -71,7 +71,7 @@ def first_unequal(pair: StepPair) -> Found | None:
     for find in (_evaluation, _prompts, _tokens, _rollout_log_probs, _rewards, _reference, _advantages, _updates):
         if found := find(pair):
             return found
-    return _state(pair)
+    return _state(pair) or _metrics(pair)
 
 
 def unequal_tensors(
@@ -119,8 +119,17 @@ def _evaluation_responses(pair: StepPair) -> Found | None:
 
 
 def _evaluation_metrics(pair: StepPair) -> Found | None:
+    return _unequal_metrics(pair, "evaluation", "engine", "evaluation/")
+
+
+def _metrics(pair: StepPair) -> Found | None:
+    """What the record's arrays do not decide: a loss's own means, factors of a correction, counts of the data."""
+    return _unequal_metrics(pair, "metrics", "metrics", "")
+
+
+def _unequal_metrics(pair: StepPair, stage: Stage, cause: Cause, prefix: str) -> Found | None:
     a, b = (
-        {name: value for name, value in entry.metrics.items() if name.startswith("evaluation/")}
+        {name: value for name, value in entry.metrics.items() if name.startswith(prefix)}
         for entry in (pair.entry_a, pair.entry_b)
     )
     unequal = sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
@@ -128,7 +137,7 @@ def _evaluation_metrics(pair: StepPair) -> Found | None:
         return None
     name = unequal[0]
     what = f"{name} is {a.get(name)} and {b.get(name)}"
-    return Found(Place("evaluation", pair.step), what, Size(len(unequal), len({*a, *b}), "values"), "engine")
+    return Found(Place(stage, pair.step), what, Size(len(unequal), len({*a, *b}), "values"), cause)
 
 
 def _prompts(pair: StepPair) -> Found | None:

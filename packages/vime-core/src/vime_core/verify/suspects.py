@@ -12,10 +12,10 @@ from vime_core.backends import AlignedRollout, AlignedTrainer
 from vime_core.errors import PluginError
 from vime_core.loop.sides import Sides
 from vime_core.record.taps import TapRows, from_torch
-from vime_core.types import SampleKey, SampleRequest
+from vime_core.types import SampleKey, SampleRequest, scoring_sequence
 from vime_core.verify.align import Phase
 from vime_core.verify.layers import TapComparison, compare_taps
-from vime_core.verify.live import answers, score, scoring_sequence
+from vime_core.verify.live import answers, score
 from vime_core.verify.matching import Scored, sample_name
 from vime_core.verify.temperature import Fit, fit_temperature
 from vime_core.verify.ulps import compare_bits

@@ -32,10 +32,12 @@ def draw_again(model: AlignedModel, batch: PackedMicrobatch, requests: Sequence[
     top_p = by_row([1.0 if g else r.top_p for g, r in zip(greedy, requests, strict=True)], torch.float32)
     keep_NV = model.operations.keep_mask(logits_NV, temperature, top_k, top_p)
     u = torch.cat([numbers(r.seed, n, device) for r, n in zip(requests, lengths, strict=True)])
-    tokens = model.operations.draw(masked(logits_NV, keep_NV), u, temperature)
+    left_NV = masked(logits_NV, keep_NV)
+    tokens = model.operations.draw(left_NV, u, temperature)
+    log_probs = batch.split(model.operations.token_log_probs(left_NV, batch.targets, temperature))
     return [
-        Drawn(tuple(drawn.tolist()), _kept(keep))
-        for drawn, keep in zip(tokens.split(lengths), keep_NV.split(lengths), strict=True)
+        Drawn(tuple(drawn.tolist()), values, _kept(keep))
+        for drawn, values, keep in zip(tokens.split(lengths), log_probs, keep_NV.split(lengths), strict=True)
     ]
 
 

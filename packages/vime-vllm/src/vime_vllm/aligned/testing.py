@@ -105,6 +105,18 @@ def replace_kernel(worker: Any, name: str, make: Callable[[Any], Any]) -> None:
         holder.operations = replace(operations, kernels=changed)
 
 
+def take_the_second(worker: Any) -> None:
+    """Greedy requests get the second likeliest token, scored as what it is."""
+
+    def make(draw: Any) -> Any:
+        def changed(logits: Tensor, temperatures: Tensor, u: Tensor) -> Tensor:
+            return torch.where(u < 0, logits.topk(2).indices[:, 1], draw(logits, temperatures, u))
+
+        return changed
+
+    replace_kernel(worker, "draw", make)
+
+
 _Attend = Callable[[Tensor, KvCache, PagedBatch, AttentionSpec], Tensor]
 
 
