@@ -417,8 +417,8 @@ def test_an_engine_that_draws_in_its_own_way_is_not_compared_and_says_so() -> No
     sides.rollout.own_draw = True
     verdict = run(sides)
     assert verdict.exit_code == 0
-    assert "was not compared, since the engine draws by an operation of its own" in verdict.sentence
-    assert verdict.details["draws"] == ["the engine draws by an operation of its own"] * 3
+    assert "was not compared, since the engine does not say that it draws by the contract" in verdict.sentence
+    assert verdict.details["draws"] == ["the engine does not say that it draws by the contract"] * 3
 
 
 def test_a_token_lost_with_its_stop_token() -> None:

@@ -85,7 +85,7 @@ def draw_again(sides: Sides, requests: Sequence[SampleRequest], sequences: Seque
     if sides.parts.alignment is None:
         return "no contract says how the engine draws"
     if not (isinstance(sides.rollout, DrawingRollout) and sides.rollout.draws_by_contract()):
-        return "the engine draws by an operation of its own"
+        return "the engine does not say that it draws by the contract"
     if not isinstance(sides.trainer, DrawingTrainer):
         return "the trainer cannot draw"
     microbatches = sides.parts.algorithm.microbatches(sequences)
