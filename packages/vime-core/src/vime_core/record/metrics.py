@@ -47,8 +47,9 @@ def by_set(samples: Sequence[Sample], section: Mapping[str, Any]) -> dict[str, S
     """Stored responses by evaluation set, as the configuration's section orders them; of a set that is shorter than it
     was asked for nobody knows where the next begins, and then nothing is returned."""
     sets: Mapping[str, Any] = section.get("sets") or {}
-    sizes = {"": section.get("prompts")} if section.get("source") or not sets else {}
-    sizes |= {name: one.get("prompts") or section.get("prompts") for name, one in sets.items()}
+    usual = section.get("prompts")
+    sizes: dict[str, Any] = {"": usual} if section.get("source") or not sets else {}
+    sizes |= {name: one.get("prompts") or usual for name, one in sets.items()}
     if len(sizes) == 1:
         return dict.fromkeys(sizes, samples)
     ends = list(accumulate(sizes.values()))

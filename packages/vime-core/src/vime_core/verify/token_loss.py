@@ -39,7 +39,8 @@ def trained(batch: TokenBatch) -> TokenLoss:
     """The loss as a trainer takes it."""
     from vime_core.rl.losses import PpoClipOptions, ppo_clip
 
-    options = PpoClipOptions(clip_low=CLIP, clip_high=CLIP, dual_clip=DUAL, kl="k3", kl_coefficient=KL)
+    bounds = {"clip_low": CLIP, "clip_high": CLIP, "dual_clip": DUAL}
+    options = PpoClipOptions.model_validate({**bounds, "kl": "k3", "kl_coefficient": KL})
     return ppo_clip(batch, options)
 
 
