@@ -13,8 +13,10 @@ from vime_core.record.reader import RunRecord
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 pytest.importorskip("ray")
 
-SMALL = ("sampling.prompts_per_step=2", "sampling.samples_per_prompt=3", "sampling.max_tokens=8")
-SMALL = (*SMALL, "trainer.token_budget=128")
+SMALL = (
+    *("sampling.prompts_per_step=2", "sampling.samples_per_prompt=4", "sampling.max_tokens=8"),
+    "trainer.token_budget=256",  # three sequences: an odd number of microbatches for two ranks
+)
 OVER_TWO = (
     *("run.launcher=ray", "run.ray.cpus_per_rank=0.25", "run.ray.cpus_per_engine=0.25"),
     *("trainer.megatron.data_parallel=2", "trainer.megatron.expert_parallel=2"),
