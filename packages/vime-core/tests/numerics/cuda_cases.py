@@ -80,6 +80,9 @@ def norm(c: Cases) -> None:
             c.reference.add_rms_norm_backward(dy, stream, r, w, 1e-5),
         )  # fmt: skip
     c.rows("norm", lambda rows: c.ours.add_rms_norm(rows, None, w, 1e-5)[0], x)
+    wide, gain = c.normal(3, 1000), c.normal(1001)
+    moved, y = torch.cat([gain[:1], wide.flatten()])[1:].view(3, 1000), c.ours.add_rms_norm(wide, None, gain[1:], 1e-5)
+    c.same("norm at another address", c.ours.add_rms_norm(moved, None, gain[1:].clone(), 1e-5)[0], y[0])
 
 
 def pointwise(c: Cases) -> None:
@@ -104,6 +107,7 @@ def scoring(c: Cases) -> None:
     c.near("log-softmax", everything[finite], expected[finite])
     chosen = c.ours.token_log_probs(logits, ids, temperatures)
     c.same("token log-probs are the log-softmax's", chosen, everything.gather(1, ids[:, None])[:, 0])
+    c.same("log-probs of widened logits", c.ours.token_log_probs(logits.float(), ids, temperatures), chosen)
     inputs = (grad, logits, ids, temperatures)
     c.near("scoring backward", c.ours.token_log_probs_backward(*inputs), c.reference.token_log_probs_backward(*inputs))
 

@@ -22,6 +22,10 @@ CASES = Path(__file__).with_name("cuda_cases.py")
 on_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: the compiled kernels are not run here"
 )
+interpretable = pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7),
+    reason="before Triton 3.7 the interpreter fails in loops with numpy 2.5",
+)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
@@ -45,12 +49,13 @@ def interpreted() -> dict[str, float]:
 
 
 def judged(found: dict[str, float], dtype: torch.dtype) -> None:
-    assert len(found) == 48
+    assert len(found) == 50
     assert sum(name.startswith("control") for name in found) == 3
     limits = {name: TOLERANCE[dtype] if name[-1].isdigit() else 0.0 for name in found}
     assert {name: value for name, value in found.items() if not value <= limits[name]} == {}
 
 
+@interpretable
 def test_interpreted_kernels_compute_their_definitions() -> None:
     judged(interpreted(), torch.float32)
 

@@ -165,6 +165,21 @@ def abandon(llm: Any) -> None:
 # Inside the engine's processes
 
 
+def rest_graphs(worker: Any) -> Callable[[], None]:
+    """Run every step eagerly from now on; the result lets captured graphs run again.
+
+    Both model runners ask one switch before they replay: V1's dispatcher, V2's manager.
+    """
+    runner = worker.model_runner
+    for holder, switch in (("cudagraph_dispatcher", "keys_initialized"), ("cudagraph_manager", "_graphs_captured")):
+        graphs = getattr(runner, holder, None)
+        before: bool | None = getattr(graphs, switch, None)
+        if before is not None:
+            setattr(graphs, switch, False)
+            return lambda graphs=graphs, switch=switch, before=before: setattr(graphs, switch, before)
+    return lambda: None
+
+
 def start_layerwise_reload(model: nn.Module) -> None:
     """Bring every layer back to the form that a checkpoint loads into."""
     _import("vllm.model_executor.model_loader.reload").initialize_layerwise_reload(model)

@@ -125,13 +125,29 @@ def test_the_environment_names_class_and_runner(make_aligned: MakeAligned, monke
     alignment = make_aligned().alignment
     assert alignment is not None
     monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
-    for cpu in (True, False):
-        given = aligned_environment(alignment, cpu=cpu)
-        assert given == {SIDE_VARIABLE: "vime_vllm.aligned.model:AlignedDecoder", RUNNER_VARIABLE: "0"}
+    for cpu, cut, runner in ((True, False, "0"), (False, True, "0"), (False, False, "1")):
+        given = aligned_environment(alignment, cpu=cpu, cut=cut)
+        assert given == {SIDE_VARIABLE: "vime_vllm.aligned.model:AlignedDecoder", RUNNER_VARIABLE: runner}
     monkeypatch.setenv(RUNNER_VARIABLE, "1")
-    assert aligned_environment(alignment, cpu=False)[RUNNER_VARIABLE] == "1"
+    assert aligned_environment(alignment, cpu=False, cut=True)[RUNNER_VARIABLE] == "1"
     with pytest.raises(PolicyError, match=RUNNER_VARIABLE):
-        aligned_environment(alignment, cpu=True)
+        aligned_environment(alignment, cpu=True, cut=False)
+
+
+def test_decode_steps_are_graphs_where_the_provider_allows_it(make_aligned: MakeAligned) -> None:
+    for provider, eager, cpu, expected in (
+        ("cuda", None, False, False),
+        ("cuda", True, False, True),
+        ("reference", None, False, True),
+        ("cpu", None, True, True),
+    ):
+        options = VllmOptions(enforce_eager=eager)
+        context = make_aligned(options=options)
+        assert context.alignment is not None
+        context = replace(context, alignment=replace(context.alignment, provider=provider))
+        given = engine_arguments(context, options, {}, cpu=cpu, known=NAMES)
+        assert given["enforce_eager"] is expected
+        assert ("compilation_config" in given) is not expected
 
 
 def config_json(directory: Path, **changes: Any) -> Path:

@@ -36,7 +36,7 @@ class RandomQwen2Options(Options):
     intermediate: PositiveInt = 512
     heads: PositiveInt = 4
     key_value_heads: PositiveInt = Field(2, description="Divides heads.")
-    vocabulary: int = Field(512, ge=LEAST, le=MOST)
+    vocabulary: int = Field(512, ge=LEAST, description="Tokens of the model; its tokenizer knows at most 939 of them.")
     context: PositiveInt = Field(1024, description="max_position_embeddings.")
     tied: bool = Field(True, description="One matrix for embedding and output layer.")
 
@@ -90,7 +90,7 @@ def _write(options: RandomQwen2Options, directory: Path) -> None:
         model = causal_lm.from_config(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     save_file(dict(_weights(shapes, options.seed)), directory / "model.safetensors", metadata={"format": "pt"})
-    write_byte_tokenizer(directory, options.vocabulary, options.context)
+    write_byte_tokenizer(directory, min(options.vocabulary, MOST), options.context)
 
 
 def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, Tensor]]:

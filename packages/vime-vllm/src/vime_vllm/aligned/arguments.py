@@ -29,6 +29,8 @@ KEEPS_BITS: Final = frozenset(
 )
 """Engine arguments that decide what is computed when and where, and no bit of it."""
 
+CAPTURED_PROVIDERS: Final = frozenset({"cuda"})
+
 _OFF: Final[tuple[object, ...]] = (None, False, "", {})
 
 
@@ -42,8 +44,8 @@ def refuse(context: RolloutContext, options: VllmOptions, *, cpu: bool) -> None:
         raise _refusal(f"tensor_parallel_size = {ranks}: the contract's engine holds whole weights", "VIME-ALIGN-020")
     if (name := options.attention_backend) is not None:
         raise _refusal(f"attention_backend = {name!r}: the contract brings its own", "VIME-ALIGN-024")
-    if options.enforce_eager is False:
-        raise _refusal("enforce_eager = False: the contract's operations are captured in no graph", "VIME-ALIGN-024")
+    if options.enforce_eager is False and not captures(context.alignment, cpu=cpu):
+        raise _refusal("enforce_eager = False: this provider's operations are captured in no graph", "VIME-ALIGN-024")
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[context.config.trainer.dtype]
     for name, value in options.engine_args.items():
         if not _keeps_bits(name, value, dtype, cpu=cpu):
@@ -85,41 +87,57 @@ def _argument_refusal(name: str, value: object) -> PolicyError:
     return _refusal(f"engine_args.{name} = {value!r}: it is not known to leave every bit as it is", "VIME-ALIGN-025")
 
 
+def is_cut(context: RolloutContext) -> bool:
+    """Whether top-p or top-k cut the distribution of training's tokens."""
+    return context.config.sampling.top_p < 1 or context.config.sampling.top_k > 0
+
+
 def _refuse_truncation(context: RolloutContext) -> None:
     """Top-k and top-p are the contract's under model runner V1, which has our sampler."""
-    sampling, runner = context.config.sampling, os.environ.get(RUNNER_VARIABLE, "0")
-    for name, off in (("top_p", 1.0), ("top_k", 0)):
-        value: float = getattr(sampling, name)
-        if value != off and runner != "0":
-            raise PolicyError(
-                f"sampling.{name} = {value!r} under an alignment contract: model runner V2"
-                f" ({RUNNER_VARIABLE} = {runner!r}) cuts by an operation of its own, and does not say what it left",
-                remedy=f"Unset {RUNNER_VARIABLE}, or set sampling.{name} = {off}.",
-                code="VIME-ALIGN-028",
-            )
+    runner = os.environ.get(RUNNER_VARIABLE, "0")
+    if runner != "0" and is_cut(context):
+        sampling = context.config.sampling
+        raise PolicyError(
+            f"sampling.top_p = {sampling.top_p!r}, sampling.top_k = {sampling.top_k!r} under an alignment contract:"
+            f" model runner V2 ({RUNNER_VARIABLE} = {runner!r}) cuts by an operation of its own, and does not say what"
+            " it left",
+            remedy=f"Unset {RUNNER_VARIABLE}, or set sampling.top_p = 1.0 and sampling.top_k = 0.",
+            code="VIME-ALIGN-028",
+        )
+
+
+def captures(alignment: Alignment | None, *, cpu: bool) -> bool:
+    """Whether decode steps may be CUDA graphs: every operation of the provider launches without asking the host."""
+    return not cpu and alignment is not None and alignment.provider in CAPTURED_PROVIDERS
 
 
 def aligned_arguments(arguments: Mapping[str, Any], alignment: Alignment, *, cpu: bool) -> dict[str, Any]:
-    """The engine arguments with the contract's model class, worker and message; eager, so that taps see all."""
+    """The engine arguments with the contract's model class, worker and message.
+
+    Decode steps are captured in CUDA graphs where the provider allows it and nobody asked for eager ones.
+    """
+    eager = not captures(alignment, cpu=cpu) or bool(arguments.get("enforce_eager"))
     return {
-        **{name: value for name, value in arguments.items() if name != "compilation_config"},
+        **{name: value for name, value in arguments.items() if not eager or name != "compilation_config"},
         "hf_overrides": {"architectures": [architecture(alignment.rollout_side)]},
         "additional_config": {CONFIG_KEY: message(alignment)},
         "worker_cls": CPU_WORKER if cpu else GPU_WORKER,
-        "enforce_eager": True,
+        "enforce_eager": eager,
         "max_logprobs": -1,  # where top-k or top-p cut, the ids of the tokens that they left are reported
     }
 
 
-def aligned_environment(alignment: Alignment, *, cpu: bool) -> dict[str, str]:
-    """Variables of the engine's processes: the class to register, and model runner V1, which scores prompts too.
+def aligned_environment(alignment: Alignment, *, cpu: bool, cut: bool) -> dict[str, str]:
+    """Variables of the engine's processes: the class to register, and the model runner.
 
-    On a GPU the user may choose V2 (``VLLM_USE_V2_MODEL_RUNNER=1``); its prompt log-probs are then refused.
+    V2 on a GPU where the class takes it and nothing is ``cut`` by top-p or top-k; otherwise V1. A user's choice
+    (``VLLM_USE_V2_MODEL_RUNNER``) goes before.
 
     Raises:
         PolicyError: V2 was chosen on a CPU, where it does not exist.
     """
-    chosen = os.environ.get(RUNNER_VARIABLE, "0")
+    takes_v2 = not cpu and not cut and getattr(side_class(alignment), "model_runner", "V1") == "V2"
+    chosen = os.environ.get(RUNNER_VARIABLE, "1" if takes_v2 else "0")
     if cpu and chosen != "0":
         raise PolicyError(
             f"environment variable {RUNNER_VARIABLE} = {chosen!r}, but on a CPU the contract needs model runner V1",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionImpl,
     AttentionMetadata,
     AttentionMetadataBuilder,
@@ -31,6 +32,8 @@ class AlignedMetadata(AttentionMetadata):
 
 class AlignedMetadataBuilder(AttentionMetadataBuilder[AlignedMetadata]):
     """Passes on what the scheduler decided. No cascade, no reordering, no split that depends on the batch."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)

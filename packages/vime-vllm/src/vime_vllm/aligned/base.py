@@ -43,10 +43,12 @@ class AlignedModel(nn.Module):
     Attributes:
         ignored_weights: ends of names in a directory that hold no weight of this model.
         engine_environment: variables that the engine's processes need for this class.
+        model_runner: the newest of vLLM's model runners that was seen to serve this class on a GPU.
     """
 
     model: Any
     engine_environment: ClassVar[Mapping[str, str]] = {}
+    model_runner: ClassVar[str] = "V1"
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ tensors: what its MLP gave, and the stream before that.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -131,6 +131,8 @@ class DecoderStack(nn.Module):
 
 class AlignedDecoder(AlignedModel):
     """Qwen2, Qwen3 and Llama under ``dense/v1``."""
+
+    model_runner: ClassVar[str] = "V2"
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         del prefix

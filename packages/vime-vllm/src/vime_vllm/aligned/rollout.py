@@ -92,14 +92,7 @@ class AlignedVllmRollout(VllmRollout):
 
         Raises:
             DataError: fewer than two tokens, or as many as the context holds.
-            PolicyError: model runner V2 is at work, which scores prompts by an operation of its own.
         """
-        if self._runner != "V1":
-            raise PolicyError(
-                f"model runner {self._runner} scores prompts by an operation of its own",
-                remedy="Unset VLLM_USE_V2_MODEL_RUNNER.",
-                code="VIME-ALIGN-025",
-            )
         scored = SampleRequest(0, 0, tuple(tokens), seed=0, max_tokens=1, temperature=0.0)
         check_requests([scored], self._context_length)
         if len(tokens) < 2:

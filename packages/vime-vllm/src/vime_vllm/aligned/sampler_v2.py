@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.sample import prompt_logprob
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vime_core.numerics import Operations
@@ -26,7 +28,9 @@ class AlignedSamplerV2(Sampler):
         self._scored: Tensor | None = None
         states: Any = self.sampling_states
 
-        def apply_temperature(logits: Tensor, expanded_idx_mapping: Tensor, *_: Any) -> None:
+        def apply_temperature(logits: Tensor, expanded_idx_mapping: Tensor, requests: Any) -> None:
+            if set(states.temperature.np[requests].tolist()) <= {0.0, 1.0}:
+                return
             # Triton's division approximates; tensor by tensor torch divides as IEEE 754 says.
             temperatures = states.temperature.gpu[expanded_idx_mapping]
             logits.div_(torch.where(temperatures == 0, 1.0, temperatures).unsqueeze(-1))
@@ -55,7 +59,23 @@ class AlignedModelState(DefaultModelState):
     """What V2 asks for a sampler after the model is loaded."""
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
-        """The contract's sampler, and no rejection sampler."""
+        """The contract's sampler, and no rejection sampler; prompts are scored by the contract from here on too."""
         from vime_vllm.aligned.installed import installed
 
-        return AlignedSamplerV2(sampler, installed(self.vllm_config).operations), None
+        operations = installed(self.vllm_config).operations
+        score_prompts(operations)
+        return AlignedSamplerV2(sampler, operations), None
+
+
+def score_prompts(operations: Operations) -> None:
+    """Put the contract's scoring where V2 scores prompts, which no hook of vLLM's reaches."""
+    module = cast("Any", prompt_logprob)
+    assert callable(module.compute_topk_scores)
+
+    def compute_topk_scores(logits: Tensor, wanted: int, ids: Tensor, *, logits_mode: bool) -> LogprobsTensors:
+        if wanted or logits_mode:
+            raise ValueError("under an alignment contract the engine scores a prompt's own tokens and no other")
+        log_probs = operations.token_log_probs(logits, ids)
+        return LogprobsTensors(ids.unsqueeze(-1), log_probs.unsqueeze(-1), torch.zeros_like(ids))
+
+    module.compute_topk_scores = compute_topk_scores

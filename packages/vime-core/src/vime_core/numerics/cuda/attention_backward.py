@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vime_core.numerics.attention import AttentionSpec
 from vime_core.numerics.cuda.attention import KEYS, WARPS, options, programs, score, sequence_of
+from vime_core.numerics.cuda.sums import tree_sum
 
 
 @triton.jit
@@ -24,7 +25,7 @@ def row_dots(dy_ptr, o_ptr, d_ptr, dim, DIM: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, DIM)
     dy = tl.load(dy_ptr + row * dim + column, mask=column < dim, other=0.0).to(tl.float32)
     o = tl.load(o_ptr + row * dim + column, mask=column < dim, other=0.0).to(tl.float32)
-    tl.store(d_ptr + row, tl.sum(dy * o, 0))
+    tl.store(d_ptr + row, tree_sum(dy * o))
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """RMSNorm with its residual, and sums over rows (:mod:`vime_core.numerics.rms_norm`); one program a row.
 
-The sum over a row is Triton's tree over one block of the row's padded length, which depends on H only.
+The sum over a row is a tree over its padded length (:mod:`vime_core.numerics.cuda.sums`), which depends on H only.
 """
 
 # Triton's language has no types.
@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vime_core.numerics.cuda.sizes import power_of_2
+from vime_core.numerics.cuda.sums import tree_sum
 
 SUM_ROWS = 256  # rows that one program of a column sum adds; partial sums are added in ascending order
 
@@ -21,7 +22,7 @@ SUM_ROWS = 256  # rows that one program of a column sum adds; partial sums are a
 @triton.jit
 def inverse_rms(r, size, eps):
     """1 / sqrt(mean square + eps), every step rounded by IEEE 754."""
-    mean = tl.div_rn(tl.sum(r * r, 0), size.to(tl.float32))
+    mean = tl.div_rn(tree_sum(r * r), size.to(tl.float32))
     return tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
 
 
@@ -53,7 +54,7 @@ def backward(
     w = tl.load(w_ptr + column, mask=mask, other=0.0).to(tl.float32)
     inverse = inverse_rms(r, size, eps)
     n, g = r * inverse, dy * w
-    dr = inverse * (g - n * tl.div_rn(tl.sum(g * n, 0), size.to(tl.float32)))
+    dr = inverse * (g - n * tl.div_rn(tree_sum(g * n), size.to(tl.float32)))
     if HAS_STREAM:
         dr += tl.load(stream_ptr + place, mask=mask, other=0.0).to(tl.float32)
     tl.store(dr_ptr + place, dr.to(dr_ptr.dtype.element_ty), mask=mask)

@@ -1,6 +1,6 @@
 """The shared log-softmax (:mod:`vime_core.numerics.log_probs`); one program a row.
 
-Each of 4096 lanes adds its columns in ascending order, then Triton's tree adds the lanes. All entries find the peak and
+Each of 4096 lanes adds its columns in ascending order, then a tree adds the lanes. All entries find the peak and
 the sum by one function. Nothing of the size of the logits is held in fp32 but what is asked for.
 """
 
@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vime_core.numerics.cuda.sizes import power_of_2
+from vime_core.numerics.cuda.sums import tree_sum
 
 _LANES = 4096
 _WARPS = 8
@@ -38,7 +39,7 @@ def peak_and_log_sum(row_ptr, size, temperature, LANES: tl.constexpr):
     sums = tl.zeros([LANES], tl.float32)
     for start in range(0, size, LANES):
         sums += tl.exp(scaled(row_ptr, start + lane, size, temperature) - peak)
-    return peak, tl.log(tl.sum(sums, 0))
+    return peak, tl.log(tree_sum(sums))
 
 
 @triton.jit
