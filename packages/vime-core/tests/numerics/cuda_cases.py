@@ -63,6 +63,13 @@ def linear(c: Cases) -> None:
         c.near(f"linear wide={wide}", c.ours.linear(x, w, b, 1, wide), c.reference.linear(x, w, b, 1, wide))
     c.near("partials", c.ours.linear_partials(x, w, 1), c.reference.linear_partials(x, w, 1))
     c.rows("linear", lambda rows: c.ours.linear(rows, w, b, 1, False), x)
+    x, w, b = c.normal(330, 264), c.normal(200, 264), c.normal(200)
+    large = c.ours.linear(x, w, b, 1, False)
+    c.near("large linear", large, c.reference.linear(x, w, b, 1, False))
+    c.rows("large linear", lambda rows: c.ours.linear(rows, w, b, 1, False), x)
+    for name, left, right in (("x", True, False), ("w", False, True), ("both", True, True)):
+        turned = [matrix.t().contiguous().t() if turn else matrix for matrix, turn in ((x, left), (w, right))]
+        c.same(f"linear of transposed views, {name}", c.ours.linear(*turned, b, 1, False), large)
     tall = c.normal(600, 20, dtype=torch.float32)
     c.near("column sum", c.ours.column_sum(tall), c.reference.column_sum(tall))
     c.near("column sum of a row", c.ours.column_sum(x[:1]), c.reference.column_sum(x[:1]))

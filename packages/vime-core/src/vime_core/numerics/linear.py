@@ -94,13 +94,13 @@ class _Linear(torch.autograd.Function):
 
 def input_gradient(kernels: Kernels, grad: Tensor, weight: Tensor) -> Tensor:
     """dx (..., K) = dy (..., N) times weight (N, K), as a linear over the chunks of N."""
-    return kernels.linear(grad, weight.t().contiguous(), None, kernels.chunk_count(*reversed(weight.shape)), False)
+    return kernels.linear(grad, weight.t(), None, kernels.chunk_count(*reversed(weight.shape)), False)
 
 
 def weight_gradient(kernels: Kernels, grad: Tensor, x: Tensor, *, wide: bool = False) -> Tensor:
     """dw (N, K) of dy (M, N) and x (M, K), as a linear over the chunks of the rows; fp32 when ``wide``."""
     chunks = kernels.chunk_count(x.shape[1], x.shape[0])
-    return kernels.linear(grad.t().contiguous(), x.t().contiguous(), None, chunks, wide)
+    return kernels.linear(grad.t(), x.t(), None, chunks, wide)
 
 
 def linear(

@@ -48,10 +48,9 @@ class AlignedSamplerV2(Sampler):
         output = super().__call__(logits, input_batch)
         found = output.logprobs_tensors
         if found is not None:
-            if self._scored is None or found.logprob_token_ids.shape[1] != 1:
-                raise ValueError("under an alignment contract the engine scores the sampled token and no other")
-            log_probs = self.operations.token_log_probs(self._scored, found.logprob_token_ids[:, 0])
-            output.logprobs_tensors = found._replace(logprobs=log_probs.unsqueeze(-1))
+            assert self._scored is not None
+            log_probs = scores(self.operations, self._scored, found.logprob_token_ids)
+            output.logprobs_tensors = found._replace(logprobs=log_probs)
         return output
 
 
@@ -67,15 +66,22 @@ class AlignedModelState(DefaultModelState):
         return AlignedSamplerV2(sampler, operations), None
 
 
+def scores(operations: Operations, logits: Tensor, ids: Tensor) -> Tensor:
+    """log p (rows, n) of ids (rows, n) under logits (rows, V); vLLM warms up with more than the sampled token."""
+    if ids.shape[1] == 1:
+        return operations.token_log_probs(logits, ids[:, 0]).unsqueeze(-1)
+    return operations.log_softmax(logits).gather(-1, ids.long())
+
+
 def score_prompts(operations: Operations) -> None:
     """Put the contract's scoring where V2 scores prompts, which no hook of vLLM's reaches."""
     module = cast("Any", prompt_logprob)
     assert callable(module.compute_topk_scores)
 
     def compute_topk_scores(logits: Tensor, wanted: int, ids: Tensor, *, logits_mode: bool) -> LogprobsTensors:
-        if wanted or logits_mode:
-            raise ValueError("under an alignment contract the engine scores a prompt's own tokens and no other")
-        log_probs = operations.token_log_probs(logits, ids)
-        return LogprobsTensors(ids.unsqueeze(-1), log_probs.unsqueeze(-1), torch.zeros_like(ids))
+        if logits_mode:
+            raise ValueError("under an alignment contract the engine scores prompts by log-probs")
+        chosen = torch.cat([ids.unsqueeze(-1), logits.topk(wanted).indices], -1)
+        return LogprobsTensors(chosen, scores(operations, logits, chosen), torch.zeros_like(ids))
 
     module.compute_topk_scores = compute_topk_scores

@@ -1,7 +1,7 @@
-"""Linear on a GPU: one chain over K in ascending steps of 64, for every M (:mod:`vime_core.numerics.linear`).
+"""Linear on a GPU: one chain over K in ascending steps, for every M (:mod:`vime_core.numerics.linear`).
 
-A tile's rows and columns are fixed by dtype; on Hopper both tiles compile to the same tensor-core instruction, whose
-fp32 accumulation over ascending K is one definition whatever the tile (docs/probes-h200.md, section 2).
+On Hopper every tile that :mod:`.tiles` chooses compiles to the same tensor-core instruction, whose fp32 accumulation
+over ascending K is one definition whatever the tile and however an operand is stored (docs/probes-h200.md, section 2).
 """
 
 # Triton's language has no types.
@@ -13,11 +13,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-_STEP = 64
+from vime_core.numerics.cuda.tiles import PROGRAMS, Tile, few_rows, many_rows, plain
+
+_GROUP = 8  # row blocks that share their columns in the cache
+_BYTES = 16  # what the tensor copy engine wants addresses and strides to be multiples of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "depth"])
 def product(
     x_ptr, w_ptr, bias_ptr, y_ptr, rows, columns, depth, x_row, w_row,
     HAS_BIAS: tl.constexpr, EXACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -39,11 +43,29 @@ def product(
     tl.store(y_ptr + row[:, None] * columns + column[None, :], total.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def tile(dtype: torch.dtype, rows: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a tile. fp32 has one: nothing was measured about its tiles' equality."""
-    if dtype != torch.bfloat16:
-        return 64, 64, 4
-    return (64, 64, 4) if rows <= 64 else (128, 128, 8)
+@triton.jit(do_not_specialize=["rows", "depth"])
+def walked(
+    x_desc, w_desc, bias_ptr, y_ptr, rows, columns, depth,
+    HAS_BIAS: tl.constexpr, X_TURNED: tl.constexpr, W_TURNED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """The tiles of one program, in turn; a turned operand is read as it is stored, with K along its rows."""
+    tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
+        first = tile // (GROUP * tiles_n) * GROUP
+        high = tl.minimum(tiles_m - first, GROUP)
+        m, n = first + tile % (GROUP * tiles_n) % high, tile % (GROUP * tiles_n) // high
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(0, depth, BLOCK_K):
+            x = x_desc.load([start, m * BLOCK_M]).T if X_TURNED else x_desc.load([m * BLOCK_M, start])
+            w = w_desc.load([start, n * BLOCK_N]) if W_TURNED else w_desc.load([n * BLOCK_N, start]).T
+            total = tl.dot(x, w, total)
+        row = m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        column = n * BLOCK_N + tl.arange(0, BLOCK_N)
+        if HAS_BIAS:
+            total += tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        tl.store(y_ptr + row[:, None] * columns + column[None, :], total.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def chunk_count(n: int, k: int) -> int:
@@ -53,22 +75,60 @@ def chunk_count(n: int, k: int) -> int:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, chunks: int, wide: bool) -> Tensor:
-    """y (..., N) of x (..., K), weight (N, K) and bias (N); fp32 when ``wide``."""
+    """y (..., N) of x (..., K), weight (N, K) and bias (N); fp32 when ``wide``. Transposed views are not copied."""
     if chunks != 1:
         raise ValueError(f"provider 'cuda' defines one chain over K, not {chunks} chunks")
-    rows, weight = x.reshape(-1, x.shape[-1]).contiguous(), weight.contiguous()
+    rows = x.reshape(-1, x.shape[-1])
     y = torch.empty(len(rows), len(weight), dtype=torch.float32 if wide else x.dtype, device=x.device)
     if y.numel():
-        block_m, block_n, warps = tile(x.dtype, len(rows))
-        grid = (triton.cdiv(y.shape[0], block_m), triton.cdiv(y.shape[1], block_n))
-        product[grid](
-            rows, weight, bias, y, *y.shape, rows.shape[1], rows.stride(0), weight.stride(0),
-            HAS_BIAS=bias is not None, EXACT=x.dtype != torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n,
-            BLOCK_K=_STEP, num_warps=warps, num_stages=3,
-        )  # fmt: skip
+        if x.dtype != torch.bfloat16:
+            _product(rows, weight, bias, y, plain(exact=True))
+        elif len(rows) <= few_rows(len(weight)).rows:
+            _product(rows, weight, bias, y, few_rows(len(weight)))
+        elif _described(rows) and _described(weight):
+            _walked(rows, weight, bias, y, many_rows(len(rows), len(weight), wide=wide))
+        else:
+            _product(rows, weight, bias, y, plain(exact=False))
     return y.reshape(*x.shape[:-1], -1)
 
 
 def linear_partials(x: Tensor, weight: Tensor, chunks: int) -> Tensor:
     """The one chunk sum (1, ..., N) in fp32."""
     return linear(x, weight, None, chunks, wide=True).unsqueeze(0)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, tile: Tile) -> None:
+    x, weight = x.contiguous(), weight.contiguous()
+    product[(triton.cdiv(y.shape[0], tile.rows), triton.cdiv(y.shape[1], tile.columns))](
+        x, weight, bias, y, *y.shape, x.shape[1], x.stride(0), weight.stride(0), HAS_BIAS=bias is not None,
+        EXACT=x.dtype != torch.bfloat16, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _walked(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, tile: Tile) -> None:
+    programs = min(PROGRAMS, triton.cdiv(y.shape[0], tile.rows) * triton.cdiv(y.shape[1], tile.columns))
+    walked[(programs,)](
+        _descriptor(x, tile.rows, tile.depth), _descriptor(weight, tile.columns, tile.depth), bias, y, *y.shape,
+        x.shape[1], HAS_BIAS=bias is not None, X_TURNED=_turned(x), W_TURNED=_turned(weight), BLOCK_M=tile.rows,
+        BLOCK_N=tile.columns, BLOCK_K=tile.depth, GROUP=_GROUP, PROGRAMS=PROGRAMS, num_warps=tile.warps,
+        num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _turned(matrix: Tensor) -> bool:
+    """Whether K lies along the rows of what is stored."""
+    return matrix.stride(1) != 1
+
+
+def _described(matrix: Tensor) -> bool:
+    """Whether the tensor copy engine can read it as it is stored."""
+    if 1 not in matrix.stride():
+        return False
+    return (max(matrix.stride()) * matrix.element_size()) % _BYTES == 0 and matrix.data_ptr() % _BYTES == 0
+
+
+def _descriptor(matrix: Tensor, rows: int, depth: int) -> TensorDescriptor:
+    if _turned(matrix):
+        return TensorDescriptor.from_tensor(matrix.t(), [depth, rows])
+    return TensorDescriptor.from_tensor(matrix, [rows, depth])

@@ -73,7 +73,7 @@ def load() -> Operations:
         "triton": triton.__version__,
         "torch": torch.__version__,
         "capability": f"{device[0]}.{device[1]}",
-        "dot": "one chain over K in steps of 64",
+        "dot": "one chain over K",
         "attention": "key blocks of 64 ascending, bf16 weights, fp32 sums",
     }
     return Operations(
