@@ -9,7 +9,7 @@ from vime_core.backends import RolloutContext
 from vime_core.config.frozen import thaw
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.errors import ConfigError, PolicyError
-from vime_vllm.aligned.arguments import aligned_arguments, refuse
+from vime_vllm.aligned.arguments import aligned_arguments, captures, refuse
 from vime_vllm.engine_plugin import TRANSFER_BACKEND
 from vime_vllm.options import VllmOptions
 
@@ -18,6 +18,9 @@ CPU_BATCHED_TOKENS: Final = 2048
 EXTENSION: Final = "vime_vllm.engine_side.extension.VimeWorkerExtension"
 CPU_WORKER: Final = "vime_vllm.engine_side.cpu_worker.PlainLinearWorker"
 KNOWN_FLAGS: Final = frozenset({"paused_admission", "seed_per_request", "async_scheduling"})
+
+_UNUSED_SHARE: Final = 0.01
+"""Where the cache's size is given, vLLM uses the share for nothing but to refuse a GPU that others use too."""
 
 _DTYPES: Final = {"bf16": "bfloat16", "fp32": "float32"}
 _DECODE_GRAPHS: Final = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -60,6 +63,9 @@ def engine_arguments(
         PolicyError: it contradicts the policy.
     """
     _check_names(options, known)
+    if captures(context.alignment, cpu=cpu):
+        # Under a contract no bit depends on the step in which a token is computed, so vLLM may schedule ahead.
+        flags = {name: value for name, value in flags.items() if name != "async_scheduling"}
     arguments = {**_common(context, options), **_optional(options, flags), **thaw(options.engine_args)}
     if cpu:
         arguments |= _cpu(context, options)
@@ -80,7 +86,7 @@ def _common(context: RolloutContext, options: VllmOptions) -> dict[str, Any]:
         "seed": config.run.seed % 2**32,
         "max_model_len": config.rollout.context_length,
         "max_num_seqs": options.max_num_seqs,
-        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "gpu_memory_utilization": _UNUSED_SHARE if options.kv_cache_gib else options.gpu_memory_utilization,
         "enable_prefix_caching": options.enable_prefix_caching,
         "tensor_parallel_size": options.tensor_parallel_size,
         "logprobs_mode": "processed_logprobs",

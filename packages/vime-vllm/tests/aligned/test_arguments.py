@@ -145,8 +145,9 @@ def test_decode_steps_are_graphs_where_the_provider_allows_it(make_aligned: Make
         context = make_aligned(options=options)
         assert context.alignment is not None
         context = replace(context, alignment=replace(context.alignment, provider=provider))
-        given = engine_arguments(context, options, {}, cpu=cpu, known=NAMES)
+        given = engine_arguments(context, options, {"async_scheduling": False}, cpu=cpu, known=NAMES)
         assert given["enforce_eager"] is expected
+        assert given.get("async_scheduling") is (None if provider == "cuda" else False)
         assert ("compilation_config" in given) is not expected
 
 

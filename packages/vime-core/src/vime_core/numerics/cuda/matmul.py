@@ -21,7 +21,7 @@ _GROUP = 8  # row blocks that share their columns in the cache
 _BYTES = 16  # what the tensor copy engine wants addresses and strides to be multiples of
 
 
-@triton.jit(do_not_specialize=["rows", "depth"])
+@triton.jit(do_not_specialize=["rows"])
 def product(
     x_ptr, w_ptr, bias_ptr, y_ptr, rows, columns, depth, x_row, w_row,
     HAS_BIAS: tl.constexpr, EXACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
