@@ -76,7 +76,7 @@ def data_of_its_own(place: Path) -> tuple[str, ...]:
     """Settings for a file of sums."""
     sums = [{"question": f"{n} + {7 * n + 3} = ?", "answer": str(8 * n + 3)} for n in range(1, 65)]
     (place / "sums.jsonl").write_text("\n".join(json.dumps(one) for one in sums))
-    return "data.source='jsonl'", f"data.jsonl.path='{place / 'sums.jsonl'}'"
+    return "data.source='jsonl'", f"data.jsonl.path='{place / 'sums.jsonl'}'", "data.jsonl.label_marker=''"
 
 
 @dataclass

@@ -272,6 +272,15 @@ def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
     assert caught.value.__notes__ == [f"1 steps are kept in {str(tmp_path / 'run')!r}, with status 'interrupted'"]
 
 
+def test_an_interruption_after_the_end_is_told_that_the_record_is_complete(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted) as caught, RecordWriter.create(tmp_path / "run", manifest()) as writer:
+        write_step(writer, make_step(0))
+        writer.finish("complete")
+        raise Interrupted("SIGTERM", 143)
+    assert caught.value.__notes__ == [f"the record {str(tmp_path / 'run')!r} is complete: 1 steps"]
+    assert RunRecord.open(tmp_path / "run").manifest.status == "complete"
+
+
 def test_a_full_disk_still_takes_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing but the reserve were left: writing works only once it is given up."""
     write = os.write

@@ -187,6 +187,8 @@ class RecordWriter:
         try:
             if self.manifest.status == "running":
                 self._fail(error)
+            elif self.manifest.status == "complete" and error is not None:
+                error.add_note(f"the record {str(self.directory)!r} is complete: {self._count} steps")
         finally:
             self._lock.release()
 
