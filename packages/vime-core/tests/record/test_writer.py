@@ -273,10 +273,14 @@ def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
 
 
 def test_an_interruption_after_the_end_is_told_that_the_record_is_complete(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted) as caught, RecordWriter.create(tmp_path / "run", manifest()) as writer:
-        write_step(writer, make_step(0))
-        writer.finish("complete")
-        raise Interrupted("SIGTERM", 143)
+    def interrupted() -> None:
+        with RecordWriter.create(tmp_path / "run", manifest()) as writer:
+            write_step(writer, make_step(0))
+            writer.finish("complete")
+            raise Interrupted("SIGTERM", 143)
+
+    with pytest.raises(Interrupted) as caught:
+        interrupted()
     assert caught.value.__notes__ == [f"the record {str(tmp_path / 'run')!r} is complete: 1 steps"]
     assert RunRecord.open(tmp_path / "run").manifest.status == "complete"
 
