@@ -178,7 +178,7 @@ def test_two_tensor_parallel_ranks_give_the_gradients_of_fp64_twice(cluster: str
 
 
 def test_a_rank_with_other_gradients_is_named(tmp_path: Path) -> None:
-    with exactly({}):
+    with exactly({"PYTHONPATH": str(PLUGINS)}):
         config, plugins = load_config([ALIGNED], [*TWO_RANKS, f"run.cache='{tmp_path}'"])
         parts = ready_parts(config, checked_policy(config, plugins), plugins)
         microbatches = parts.algorithm.microbatches(gradient_sequences(parts, GradientOptions(longest=64)))
