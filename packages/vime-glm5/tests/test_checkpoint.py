@@ -98,6 +98,41 @@ def test_a_missing_scale_is_named(checkpoint: Path, tmp_path: Path) -> None:
         open_glm5_checkpoint(options(checkpoint), tmp_path / "cache")
 
 
+def test_blocks_of_another_size_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    file = checkpoint / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "quantization_config": {"weight_block_size": [64, 128]}}))
+    with pytest.raises(ConfigError, match=r"quantization_config.weight_block_size = \[64, 128\]"):
+        open_glm5_checkpoint(options(checkpoint), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("change", ["one", "doubled", "a column more"])
+def test_scales_that_are_not_of_the_blocks_are_named(change: str, checkpoint: Path, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight_scale_inv"
+    file = checkpoint / json.loads((checkpoint / "model.safetensors.index.json").read_text())["weight_map"][name]
+    tensors = load_file(file)
+    held = tensors[name]
+    changed = {
+        "one": held[:1, :1],
+        "doubled": held.repeat_interleave(2, 0),
+        "a column more": torch.cat([held, held[:, :1]], 1),
+    }[change]
+    assert changed.shape != held.shape
+    save_file({**tensors, name: changed.contiguous()}, file)
+    with pytest.raises(ConfigError, match=r"down_proj.weight_scale_inv has shape .* has scales"):
+        open_glm5_checkpoint(options(checkpoint), tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("config.json"))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "generation_config.json"])
+def test_what_is_copied_is_copied_anew_when_it_changes(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    first = open_glm5_checkpoint(options(checkpoint), tmp_path / "cache")
+    (checkpoint / name).write_text("{}")
+    second = open_glm5_checkpoint(options(checkpoint), tmp_path / "cache")
+    assert (second / name).read_text() == "{}"
+    assert first != second
+
+
 def test_the_configuration_for_machines_that_have_the_checkpoint_is_valid() -> None:
     from vime_core.config.load import load_config
 

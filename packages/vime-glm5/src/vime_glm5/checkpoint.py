@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 """Raise it whenever the same checkpoint gives other bits."""
 SCALE: Final = "_scale_inv"
+BLOCK: Final = 128
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _BY_LAYER: Final = ("layer_types", "mlp_layer_types", "indexer_types")
 _COPIED: Final = ("tokenizer*", "vocab*", "merges*", "special_tokens*", "generation_config.json", "chat_template*")
@@ -55,8 +57,15 @@ def open_glm5_checkpoint(options: Glm5CheckpointOptions, cache_dir: Path) -> Pat
     config = bf16_configuration(source.config, options.layers)
     read_shape(config)
     files = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in set(source.files.values())}
+    copied = {file.name: sha256(file.read_bytes()).hexdigest() for file in _copied(source.path)}
     key = cache_key(
-        {"format": FORMAT, "path": str(source.path.resolve()), "config": config, "files": sorted(files.items())}
+        {
+            "format": FORMAT,
+            "path": str(source.path.resolve()),
+            "config": config,
+            "files": sorted(files.items()),
+            "copied": copied,
+        }
     )
     place = cache_dir.expanduser() / "glm5-checkpoint" / key
     return make_once(place, lambda directory: _write(source, config, directory))
@@ -66,8 +75,9 @@ def bf16_configuration(config: Mapping[str, Any], layers: int) -> dict[str, Any]
     """A ``config.json`` without quantisation, of the first ``layers`` layers.
 
     Raises:
-        ConfigError: the model has fewer.
+        ConfigError: the model has fewer, or its FP8 blocks are not 128 x 128.
     """
+    _require_blocks(config.get("quantization_config"))
     held = int(config["num_hidden_layers"])
     if layers > held:
         raise ConfigError(
@@ -79,6 +89,20 @@ def bf16_configuration(config: Mapping[str, Any], layers: int) -> dict[str, Any]
     kept = {key: value for key, value in config.items() if key != "quantization_config"}
     cut = {key: list(kept[key])[:count] for key in _BY_LAYER if kept.get(key)}
     return {**kept, **cut, "num_hidden_layers": count, "num_nextn_predict_layers": 0, "dtype": "bfloat16"}
+
+
+def _require_blocks(quantisation: Any) -> None:
+    size = quantisation.get("weight_block_size") if isinstance(quantisation, Mapping) else None
+    if size not in (None, [BLOCK, BLOCK]):
+        raise ConfigError(
+            f"config.json has quantization_config.weight_block_size = {size!r}; only {[BLOCK, BLOCK]} is dequantised",
+            remedy=f"Use a checkpoint in blocks of {BLOCK} x {BLOCK}, or in bf16.",
+            code="VIME-CONFIG-092",
+        )
+
+
+def _copied(path: Path) -> list[Path]:
+    return sorted({file for pattern in _COPIED for file in path.glob(pattern) if file.is_file()})
 
 
 def _write(source: ModelDirectory, config: Mapping[str, Any], directory: Path) -> None:
@@ -94,9 +118,8 @@ def _write(source: ModelDirectory, config: Mapping[str, Any], directory: Path) -
             weight_map |= dict.fromkeys(tensors, name)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (directory / "config.json").write_text(json.dumps(dict(config), indent=1))
-    for pattern in _COPIED:
-        for found in source.path.glob(pattern):
-            shutil.copy(found, directory / found.name)
+    for file in _copied(source.path):
+        shutil.copy(file, directory / file.name)
 
 
 def _converted(source: ModelDirectory, file: Path, layers: int) -> Iterator[tuple[str, Tensor]]:
@@ -121,7 +144,19 @@ def _master(source: ModelDirectory, name: str) -> Tensor:
             remedy="Copy or download the checkpoint again.",
             code="VIME-CONFIG-043",
         )
-    return narrow(dequantise_weight(BlockWeight(tensor, _read(source, scales).float())), torch.bfloat16)
+    held = _read(source, scales)
+    _require_scales(scales, tuple(held.shape), tuple(tensor.shape))
+    return narrow(dequantise_weight(BlockWeight(tensor, held.float())), torch.bfloat16)
+
+
+def _require_scales(name: str, found: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    wanted = tuple(-(-size // BLOCK) for size in weight)
+    if found != wanted:
+        raise ConfigError(
+            f"{name} has shape {found}; a weight of shape {weight} in blocks of {BLOCK} x {BLOCK} has scales {wanted}",
+            remedy=f"Use a checkpoint in blocks of {BLOCK} x {BLOCK}, or in bf16.",
+            code="VIME-CONFIG-092",
+        )
 
 
 def _read(source: ModelDirectory, name: str) -> Tensor:
