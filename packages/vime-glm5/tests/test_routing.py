@@ -31,6 +31,17 @@ def test_agreement_is_counted_by_layer() -> None:
     assert verdict.unequal == 2
 
 
+def test_a_place_without_a_choice_is_not_counted() -> None:
+    found = Routing(tokens=3)
+    engine = taps(chosen_keys_0=[[0.0, -1.0], [0.0, 1.0], [0.0, -1.0]])
+    trainer = taps(chosen_keys_0=[[0.0, -1.0], [0.0, 1.0], [1.0, 2.0]])
+    found.add(engine, trainer)
+    verdict = routing_verdict(found, 1)
+    assert verdict.details["compared"] == 5
+    assert (verdict.exit_code, verdict.unequal) == (1, 2)
+    assert verdict.details["agreement"] == {"layers.0.chosen_keys": 0.6}
+
+
 def test_all_equal_holds() -> None:
     found = Routing(tokens=2)
     same = taps(router_slots_3=[[4.0, 5.0]])

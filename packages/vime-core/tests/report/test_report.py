@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import example, given
@@ -138,11 +140,35 @@ def test_what_is_wrong_stands_in_plain_sight(tmp_path: Path) -> None:
     assert "contradicts itself" in seen.text
 
 
+@pytest.mark.parametrize(
+    ("values", "contract", "text", "mark"),
+    [
+        ([0.0, math.nan, 0.0], '{"id": "dense/v1"}', "NaN", "bad"),
+        ([0.0, math.nan, 0.0], "", "NaN", "bad"),
+        ([0.0, math.inf, 0.0], "", "inf", "bad"),
+        ([0.0, 0.5, 0.0], '{"id": "dense/v1"}', "0.5", "bad"),
+        ([0.0, 0.5, 0.0], "", "0.5", ""),
+        ([0.0, 0.0, 0.0], '{"id": "dense/v1"}', "0", "good"),
+    ],
+)
+def test_the_largest_distance_is_what_the_steps_say(
+    values: list[float], contract: str, text: str, mark: str, tmp_path: Path
+) -> None:
+    found = record(tmp_path, contract=contract)
+    for entry, value in zip(found.steps, values, strict=True):
+        cast("dict[str, str]", entry.metrics)["train_rollout_logprob_abs_diff/max"] = value.hex()
+    told = re.search(r"largest \|train - rollout log-prob\|</th><td([^>]*)>([^<]*)<", page(found))
+    assert told
+    assert (told[1], told[2]) == (f' class="{mark}"' if mark else "", text)
+
+
 @example([float("nan"), float("inf")])
-@example([3.4e38, -3.4e38])
-@given(st.lists(st.floats(width=32), min_size=1, max_size=20))
+@example([1.7e308, -1.7e308])
+@example([0.0, 5e-324])
+@given(st.lists(st.floats(), min_size=1, max_size=20))
 def test_any_values_make_a_chart_within_its_frame(values: list[float]) -> None:
     seen = parsed(chart("t", {"v": list(enumerate(values))}))
+    assert not [value for _, name, value in seen.attributes if name in ("points", "cx", "cy") and "nan" in value]
     for _, name, value in seen.attributes:
         for number in re.findall(r"-?\d+\.\d+", value) if name in ("points", "cx", "cy") else []:
             assert 0 <= float(number) <= 360

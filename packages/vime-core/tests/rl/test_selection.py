@@ -71,6 +71,19 @@ def test_a_group_has_a_signal_when_its_rewards_differ() -> None:
     assert informative(samples(1.0, math.nextafter(1.0, 2.0)))
 
 
+def test_a_dropped_response_gives_its_group_no_signal() -> None:
+    group: list[Any] = [
+        SimpleNamespace(reward=reward, finish_reason=reason)
+        for reward, reason in ((0.0, "length"), (1.0, "stop"), (1.0, "stop"))
+    ]
+    assert informative(group)
+    assert not informative(group, dropped=True)
+    assert not informative(group[:2], dropped=True)
+    assert not informative(group[:1], dropped=True)
+    group[1].reward = 0.5
+    assert informative(group, dropped=True)
+
+
 def test_only_a_response_that_was_cut_off_is_masked() -> None:
     def sample(reason: FinishReason) -> Sample:
         return Sample(0, 0, 0, (1,), (2, 3), np.zeros(2, np.float32), (True, False), 0.0, 0, reason, 0)

@@ -34,6 +34,7 @@ def step_samples(session: Session, step: int, timer: PhaseTimer) -> StepSamples:
         DataError: ``sampling.dynamic_rounds`` rounds did not give enough groups with a signal.
     """
     rounds, wanted = session.config.sampling.dynamic_rounds, session.config.sampling.prompts_per_step
+    dropped = session.config.algorithm.overlong == "drop"
     kept: list[list[Sample]] = []
     timed_out = left_out = 0
     for _ in range(max(rounds, 1)):
@@ -42,7 +43,7 @@ def step_samples(session: Session, step: int, timer: PhaseTimer) -> StepSamples:
         timed_out += late
         for group in groups:
             session.next_prompt += 1
-            if not rounds or informative(group):
+            if not rounds or informative(group, dropped=dropped):
                 kept.append(group)
             else:
                 left_out += 1

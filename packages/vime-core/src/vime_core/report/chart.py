@@ -51,9 +51,10 @@ class _Scale:
 
     def y(self, value: float) -> float:
         room = HEIGHT - BOTTOM - TOP
-        if self.high == self.low:
+        low = 0.5 * self.low  # of halves, since the difference of two finite values may be none
+        if (spread := 0.5 * self.high - low) == 0.0:
             return TOP + room / 2
-        return TOP + room - (value - self.low) / (self.high - self.low) * room
+        return TOP + room - (0.5 * value - low) / spread * room
 
 
 def _line(scale: _Scale, points: Points, number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -107,7 +108,7 @@ def page(record: RunRecord, verdicts: Sequence[ShownVerdict] = ()) -> str:
 def _summary(record: RunRecord, check: RecordCheck) -> str:
     manifest = record.manifest
     sound = "agrees with itself" if check.holds else f"contradicts itself: {'; '.join(check.findings[:3])}"
-    aligned = [value for _, value in _series(record, f"{MISMATCH}/max")]
+    largest = _largest([value for _, value in _series(record, f"{MISMATCH}/max")])
     rows = {
         "status": (manifest.status + (f": {manifest.error}" if manifest.error else ""), manifest.status == "complete"),
         "record": (sound, bool(check.holds)),
@@ -115,13 +116,25 @@ def _summary(record: RunRecord, check: RecordCheck) -> str:
         "policy": (manifest.policy, None),
         "contract": ("none" if not manifest.contract else _contract_name(manifest.contract), None),
         "largest |train - rollout log-prob|": (
-            f"{max(aligned):.3g}" if aligned else "not recorded",
-            (max(aligned) == 0.0) if aligned and manifest.contract else None,
+            "not recorded" if largest is None else f"{largest:.3g}".replace("nan", "NaN"),
+            _no_distance(largest, promised=bool(manifest.contract)),
         ),
         "resumed": (", ".join(f"at step {entry.step}" for entry in manifest.resumed) or "never", None),
         "final weights": (record.steps[-1].weights_root, None),
     }
     return _facts((name, text, good) for name, (text, good) in rows.items())
+
+
+def _largest(values: Sequence[float]) -> float | None:
+    """The largest value, or NaN where one is NaN, which no comparison finds; None: there is none."""
+    return math.nan if any(map(math.isnan, values)) else max(values, default=None)
+
+
+def _no_distance(largest: float | None, *, promised: bool) -> bool | None:
+    """Whether a distance is as it should be: 0 where that is promised, and finite everywhere."""
+    if largest is None or (math.isfinite(largest) and not promised):
+        return None
+    return largest == 0.0
 
 
 _MARKS: Final = {True: ' class="good"', False: ' class="bad"', None: ""}

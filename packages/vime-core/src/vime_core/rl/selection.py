@@ -8,12 +8,16 @@ from dataclasses import replace
 from vime_core.types import Sample
 
 
-def informative(group: Sequence[Sample]) -> bool:
+def informative(group: Sequence[Sample], *, dropped: bool = False) -> bool:
     """Whether rewards of a prompt's samples differ: only then has a group-relative advantage a signal.
 
     Source: DAPO (arXiv 2503.14476), section 3.2.
+
+    Args:
+        group: the samples of one prompt.
+        dropped: responses that ran into their limit have no part in the advantages, so they are not judged.
     """
-    return len({sample.reward for sample in group}) > 1
+    return len({sample.reward for sample in group if not (dropped and sample.finish_reason == "length")}) > 1
 
 
 def without_overlong(samples: Sequence[Sample]) -> list[Sample]:
