@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,6 +86,84 @@ def test_a_changed_tensor_is_found(llama: Path, tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_refused(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no readable vime.json"):
         to_hf_directory(llama, tmp_path / "hf")
+
+
+@pytest.fixture
+def copy(converted: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(converted, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("pattern", ["*.distcp", ".metadata", "metadata.json"])
+@pytest.mark.parametrize("change", ["cut", "emptied", "removed"])
+def test_damage_of_any_file_of_the_tensors_is_named(pattern: str, change: str, copy: Path, tmp_path: Path) -> None:
+    file = max((copy / "release").glob(pattern), key=lambda path: path.stat().st_size)
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2] if change == "cut" else b"")
+    if change == "removed":
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"copy' is no sound checkpoint: .{10}"):
+        to_hf_directory(copy, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+def change_config(hf: Path) -> None:
+    config = json.loads((hf / "config.json").read_text())
+    (hf / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+
+
+def cut_config(hf: Path) -> None:
+    (hf / "config.json").write_text((hf / "config.json").read_text()[:20])
+
+
+def no_config(hf: Path) -> None:
+    (hf / "config.json").unlink()
+
+
+def no_file(hf: Path) -> None:
+    (hf / "generation_config.json").unlink()
+
+
+def one_more(hf: Path) -> None:
+    (hf / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (change_config, "hf/config.json differs"),
+        (cut_config, "hf/config.json differs"),
+        (no_config, "hf/config.json is missing"),
+        (no_file, "hf/generation_config.json is missing"),
+        (one_more, "hf/tokenizer.json stands there"),
+        (shutil.rmtree, "hf/config.json is missing"),
+    ],
+)
+def test_every_file_of_the_way_back_is_checked(
+    damage: Callable[[Path], None], says: str, copy: Path, tmp_path: Path
+) -> None:
+    damage(copy / "hf")
+    with pytest.raises(ConfigError, match=says):
+        to_hf_directory(copy, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("root", "0" * 64, r"vime.json has root '0000.*and its digests have"),
+        ("dtype", "fp8", r"no readable vime.json: dtype: .*'bf16' or 'fp32'"),
+        ("format", "vime-torch-dist/1", r"vime.json has format 'vime-torch-dist/1'"),
+        ("digests", {"a": "xyz"}, r"no readable vime.json: .*'?a"),
+        ("files", {}, r"hf/config.json stands there, and vime.json does not list it"),
+    ],
+)
+def test_a_note_that_contradicts_itself_is_named(
+    key: str, value: object, says: str, copy: Path, tmp_path: Path
+) -> None:
+    note = json.loads((copy / "vime.json").read_text())
+    (copy / "vime.json").write_text(json.dumps({**note, key: value}))
+    with pytest.raises(ConfigError, match=says):
+        to_hf_directory(copy, tmp_path / "hf")
 
 
 TOOL = Path(__file__).parents[3] / "tools" / "convert_hf_to_torch_dist.py"

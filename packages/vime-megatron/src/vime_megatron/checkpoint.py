@@ -112,7 +112,7 @@ def save_checkpoint(directory: Path, optimization: Optimization, who: Identity) 
         free = shutil.disk_usage(directory).free >> 20 if directory.is_dir() else 0
         raise _unusable(
             directory,
-            f"cannot be written: {_reason(error)}; {free} MiB are free there",
+            f"cannot be written: {reason_of(error)}; {free} MiB are free there",
             remedy="Free space, or write to another disk.",
             code="VIME-RECORD-041",
         ) from error
@@ -237,7 +237,8 @@ def _entry(file: Path) -> FileEntry:
     return FileEntry(size=file.stat().st_size, digest=blake3().update_mmap(file).hexdigest())
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """The last line of what an error says: torch's checkpoint errors put tracebacks before it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 

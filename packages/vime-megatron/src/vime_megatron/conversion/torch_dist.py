@@ -4,7 +4,7 @@ Layout, as Megatron's own tools read it::
 
     latest_checkpointed_iteration.txt   "release"
     release/                            the model's tensors (megatron.core.dist_checkpointing)
-    vime.json                           digest of each tensor by HF name, their root, the dtype
+    vime.json                           digest of each tensor by HF name, their root, the dtype; of each file in hf/
     hf/                                 config.json and tokenizer, for the way back
 """
 
@@ -19,19 +19,21 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
+from blake3 import blake3
 from megatron.core import dist_checkpointing
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from vime_core.backends import Ranks
 from vime_core.config.schema import PluginsSection
-from vime_core.errors import ConfigError
+from vime_core.errors import ConfigError, RecordError
 from vime_core.record.digest import digest_tensors, merkle_root
-from vime_megatron.checkpoint import without_helper_process
+from vime_megatron.checkpoint import reason_of, without_helper_process
 from vime_megatron.conversion.layout import chosen_layout
 from vime_megatron.cpu_bridge import cuda_bridge
 from vime_megatron.mapping import to_hf
@@ -42,23 +44,24 @@ from vime_megatron.quiet import silence_megatron
 from vime_megatron.structures.registry import find_structure
 from vime_megatron.structures.types import Blueprint
 
-FORMAT: Final = "vime-torch-dist/1"
+FORMAT: Final = "vime-torch-dist/2"
 RELEASE: Final = "release"
 NOTE: Final = "vime.json"
 HF: Final = "hf"
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".gguf")
-NAMES: Final[Mapping[torch.dtype, str]] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+NAMES: Final[Mapping[torch.dtype, Literal["bf16", "fp32"]]] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 class Note(BaseModel):
-    """``vime.json``."""
+    """``vime.json``: ``root`` is over ``digests``, the tensors'; ``files`` holds the digests of those in ``hf/``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: str
-    dtype: str
+    dtype: Literal["bf16", "fp32"]
     digests: Mapping[str, str]
     root: str
+    files: Mapping[str, str] = {}  # an older format without it is named as such
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,8 @@ def to_torch_dist(
     if ranks.rank:
         return None
     _copy_rest(source, output / HF)
-    note = Note(format=FORMAT, dtype=dtype, digests=wanted, root=merkle_root(wanted))
+    files = _file_digests(output / HF)
+    note = Note(format=FORMAT, dtype=dtype, digests=wanted, root=merkle_root(wanted), files=files)
     (output / NOTE).write_text(note.model_dump_json(indent=2) + "\n")
     (output / "latest_checkpointed_iteration.txt").write_text(RELEASE)
     with _built(directory, dtype, empty=True) as (model, blueprint):
@@ -146,12 +150,14 @@ def to_hf_directory(source: Path, output: Path) -> Converted:
     """
     _refuse_existing(output)
     note = _read_note(source)
+    _require_files(note, source, source / HF)
     directory = ModelDirectory(source / HF, json.loads((source / HF / "config.json").read_text()), {})
     with _built(directory, note.dtype, empty=True) as (model, blueprint):
         _load(model, source)
         weights = {name: tensor.clone() for name, tensor in _named(model, blueprint)}
         _require_equal(note.digests, digest_tensors(iter(weights.items())), source)
     shutil.copytree(source / HF, output)
+    _require_files(note, output, output)
     save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
     written = read_model_directory(output).load()
     _require_equal(note.digests, digest_tensors((name, written[name]) for name in weights), output)
@@ -225,8 +231,8 @@ def _load(model: PolicyModel, source: Path) -> None:
     try:
         with cuda_bridge():
             loaded: Any = dist_checkpointing.load(_sharded(model), str(source / RELEASE))
-    except Exception as error:  # whatever Megatron, torch or the file system make of a damaged file
-        raise _damaged(source, f"its tensors cannot be read: {error}") from error
+    except (Exception, CheckpointException) as error:  # whatever comes of a damaged file; torch's is no Exception
+        raise _damaged(source, f"its tensors cannot be read: {reason_of(error)}") from error
     model.load_state_dict(loaded["model"], strict=True)
 
 
@@ -238,7 +244,7 @@ def _digests(model: PolicyModel, blueprint: Blueprint) -> dict[str, str]:
     return dict(digest_tensors(_named(model, blueprint)))
 
 
-def _dtype(weights: Mapping[str, Tensor], source: Path) -> str:
+def _dtype(weights: Mapping[str, Tensor], source: Path) -> Literal["bf16", "fp32"]:
     dtypes = {tensor.dtype for tensor in weights.values()}
     if len(dtypes) != 1 or next(iter(dtypes)) not in NAMES:
         raise ConfigError(
@@ -259,11 +265,39 @@ def _copy_rest(source: Path, target: Path) -> None:
 def _read_note(source: Path) -> Note:
     try:
         note = Note.model_validate_json((source / NOTE).read_bytes())
-    except (OSError, ValidationError) as error:
-        raise _damaged(source, f"it has no readable {NOTE}: {str(error).splitlines()[0]}") from error
+        root = merkle_root(note.digests)
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = ": ".join([*map(str, first["loc"]), first["msg"]])
+        raise _damaged(source, f"it has no readable {NOTE}: {said}") from error
+    except (OSError, RecordError) as error:
+        raise _damaged(source, f"it has no readable {NOTE}: {error}") from error
     if note.format != FORMAT:
-        raise _damaged(source, f"it has format {note.format!r}, not {FORMAT!r}")
+        raise _damaged(source, f"{NOTE} has format {note.format!r}, not {FORMAT!r}")
+    if note.root != root:
+        raise _damaged(source, f"{NOTE} has root {note.root!r}, and its digests have {root!r}")
     return note
+
+
+def _file_digests(directory: Path) -> dict[str, str]:
+    """BLAKE3 of every file below a directory, by its path there."""
+    files = sorted(file for file in directory.rglob("*") if file.is_file())
+    return {file.relative_to(directory).as_posix(): blake3(file.read_bytes()).hexdigest() for file in files}
+
+
+def _require_files(note: Note, checkpoint: Path, directory: Path) -> None:
+    """Raise ConfigError unless a directory holds the files of ``hf/`` as they were written, and nothing else."""
+    try:
+        found = _file_digests(directory)
+    except OSError as error:
+        raise _damaged(checkpoint, f"{HF}/ cannot be read: {error}") from error
+    for name in sorted({"config.json", *note.files, *found}):
+        if name not in found:
+            raise _damaged(checkpoint, f"{HF}/{name} is missing")
+        if name not in note.files:
+            raise _damaged(checkpoint, f"{HF}/{name} stands there, and {NOTE} does not list it")
+        if found[name] != note.files[name]:
+            raise _damaged(checkpoint, f"{HF}/{name} differs from its digest in {NOTE}")
 
 
 def _require_equal(wanted: Mapping[str, str], found: Mapping[str, str], where: Path) -> None:
