@@ -16,11 +16,15 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
 from vime_core.errors import ConfigError
+from vime_megatron.conversion.flags import require_agreement
 from vime_megatron.conversion.layout import Layout, chosen_layout
 from vime_megatron.conversion.torch_dist import _built, to_hf_directory, to_torch_dist
-from vime_megatron.model_directory import read_model_directory
+from vime_megatron.model_directory import ModelDirectory, read_model_directory
 from vime_megatron.parallel import Ranks
+from vime_megatron.structures.dense import LLAMA, QWEN2, QWEN3
 from vime_megatron.testing import unequal
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +61,76 @@ def test_other_structures_and_bf16(model_type: str, save_hf: Callable[..., Any],
         ("--num-layers", "24", r"--num-layers 24 contradicts num_hidden_layers = 2"),
         ("--rotary-base", "12345", r"--rotary-base 12345 contradicts rope"),
         ("--norm-epsilon", "1e-5", r"--norm-epsilon 1e-5 contradicts rms_norm_eps"),
+        ("--kv-channels", "4096", r"--kv-channels 4096 contradicts .*head_dim"),
+        ("--untie-embeddings-and-output-weights", None, r"--untie-embeddings-and-output-weights contradicts"),
+        ("--normalization", "LayerNorm", r"--normalization LayerNorm: only RMSNorm"),
+        ("--normalization", None, r"--normalization : only RMSNorm"),
+        ("--qk-layernorm", None, r"--qk-layernorm contradicts"),
+        ("--add-qkv-bias", None, r"--add-qkv-bias contradicts"),
+        ("--add-bias-linear", None, r"--add-bias-linear contradicts"),
+        ("--num-experts", "8", r"--num-experts 8: only 0"),
+        ("--position-embedding-type", "learned_absolute", r"learned_absolute: only rope"),
+        ("--rotary-percent", "0.5", r"--rotary-percent 0.5: only 1.0"),
+        ("--expert-model-parallel-size", "2", r"--expert-model-parallel-size 2: only 1"),
+        ("--context-parallel-size", "2", r"--context-parallel-size 2: only 1"),
+        ("--tensor-model-parallel-size", None, r"--tensor-model-parallel-size  is no number"),
+        ("--fp16", None, r"--fp16 contradicts the weights, which are fp32"),
+        ("--bf16", None, r"--bf16 contradicts the weights, which are fp32"),
+        ("--swiglu", "3", r"--swiglu 3: the flag takes no value"),
+        ("--nonsense", "3", r"--nonsense is no model flag"),
     ],
 )
 def test_a_flag_that_contradicts_the_checkpoint_is_named(
-    flag: str, value: str, says: str, llama: Path, tmp_path: Path
+    flag: str, value: str | None, says: str, llama: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         to_torch_dist(llama, tmp_path / "dist", {flag: value})
     assert not (tmp_path / "dist").exists()
+
+
+def test_an_implied_head_size_is_compared(llama: Path) -> None:
+    config = {key: value for key, value in read_model_directory(llama).config.items() if key != "head_dim"}
+    directory = ModelDirectory(llama, config, {})
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    require_agreement({"--kv-channels": str(hidden // heads)}, directory, LLAMA.blueprint(config))
+    with pytest.raises(ConfigError, match=r"--kv-channels 64 contradicts the implied head_dim"):
+        require_agreement({"--kv-channels": "64"}, directory, LLAMA.blueprint(config))
+
+
+def test_flags_that_are_true_of_a_structure_pass(llama: Path) -> None:
+    config = {**read_model_directory(llama).config, "tie_word_embeddings": False}
+    for structure, flags in (
+        (LLAMA, ["--untie-embeddings-and-output-weights", "--disable-bias-linear"]),
+        (QWEN2, ["--add-qkv-bias", "--swiglu", "--bf16"]),
+        (QWEN3, ["--qk-layernorm"]),
+    ):
+        require_agreement(dict.fromkeys(flags), ModelDirectory(llama, config, {}), structure.blueprint(config))
+    biased = {**config, "mlp_bias": True}
+    with pytest.raises(ConfigError, match=r"--disable-bias-linear contradicts"):
+        require_agreement({"--disable-bias-linear": None}, ModelDirectory(llama, biased, {}), LLAMA.blueprint(biased))
+
+
+def test_the_flags_of_the_recipe_are_those_of_its_model() -> None:
+    script = (ROOT / "scripts" / "models" / "qwen2.5-0.5B.sh").read_text()
+    lines = [line.split() for line in script.splitlines() if line.startswith("  --")]
+    flags = {line[0]: line[1] if len(line) > 1 else None for line in lines}
+    assert len(flags) == 14
+    config = {
+        "num_hidden_layers": 24,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    }
+    directory = ModelDirectory(ROOT, config, {})
+    require_agreement(flags, directory, QWEN2.blueprint(config))
+    with pytest.raises(ConfigError, match=r"--num-layers 24 contradicts"):
+        require_agreement(flags, ModelDirectory(ROOT, {**config, "num_hidden_layers": 2}, {}), QWEN2.blueprint(config))
 
 
 def test_an_output_that_exists_is_refused(llama: Path, converted: Path) -> None:
@@ -166,7 +232,7 @@ def test_a_note_that_contradicts_itself_is_named(
         to_hf_directory(copy, tmp_path / "hf")
 
 
-TOOL = Path(__file__).parents[3] / "tools" / "convert_hf_to_torch_dist.py"
+TOOL = ROOT / "tools" / "convert_hf_to_torch_dist.py"
 
 
 def by_ranks(source: Path, output: Path, ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -34,6 +34,7 @@ from vime_core.config.schema import PluginsSection
 from vime_core.errors import ConfigError, RecordError
 from vime_core.record.digest import digest_tensors, merkle_root
 from vime_megatron.checkpoint import reason_of, without_helper_process
+from vime_megatron.conversion.flags import require_agreement, require_dtype
 from vime_megatron.conversion.layout import chosen_layout
 from vime_megatron.cpu_bridge import cuda_bridge
 from vime_megatron.mapping import to_hf
@@ -94,15 +95,16 @@ def to_torch_dist(
         What was written; None on all ranks but the first.
 
     Raises:
-        ConfigError: ``output`` exists, the source is unusable, a flag contradicts it or the ranks, or what was written
-            differs.
+        ConfigError: ``output`` exists, the source is unusable, a flag contradicts it or the ranks or is not known,
+            or what was written differs.
     """
     ranks, flags = ranks or started_ranks(os.environ), flags or {}
     _refuse_existing(output)
     directory = read_model_directory(source)
-    require_agreement(flags, directory)
+    require_agreement(flags, directory, _blueprint(directory))
     weights = {name: t for name, t in directory.load().items() if not name.endswith("rotary_emb.inv_freq")}
     dtype = _dtype(weights, source)
+    require_dtype(flags, dtype)
     with _built(directory, dtype, ranks=ranks) as (model, blueprint):
         wanted = _digests(model, blueprint)
         layers = blueprint.transformer["num_layers"]
@@ -164,59 +166,18 @@ def to_hf_directory(source: Path, output: Path) -> Converted:
     return Converted(output, len(weights), note.root)
 
 
-FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
-    "--num-layers": ("num_hidden_layers",),
-    "--hidden-size": ("hidden_size",),
-    "--ffn-hidden-size": ("intermediate_size",),
-    "--num-attention-heads": ("num_attention_heads",),
-    "--num-query-groups": ("num_key_value_heads",),
-    "--kv-channels": ("head_dim",),
-    "--vocab-size": ("vocab_size",),
-    "--max-position-embeddings": ("max_position_embeddings",),
-    "--norm-epsilon": ("rms_norm_eps",),
-    "--rotary-base": ("rope_theta", "rope_parameters.rope_theta"),
-}
-"""Megatron's flags with a value, and where a ``config.json`` says the same."""
-
-
-def require_agreement(flags: Mapping[str, str | None], directory: ModelDirectory) -> None:
-    """Raise ConfigError for the first flag that says something else than ``config.json``."""
-    for flag, value in flags.items():
-        for key in FLAGS.get(flag, ()):
-            held = _looked_up(directory.config, key)
-            if held is not None and float(held) != _number(flag, value):
-                raise ConfigError(
-                    f"{flag} {value} contradicts {key} = {held} of {str(directory.path / 'config.json')!r}",
-                    remedy="Leave the flag out, or name the checkpoint that it belongs to.",
-                    code="VIME-CONFIG-058",
-                )
-
-
-def _number(flag: str, value: str | None) -> float:
-    try:
-        return float(value or "")
-    except ValueError as error:
-        raise ConfigError(
-            f"{flag} {value or ''} is no number", remedy="Give the flag its number.", code="VIME-CONFIG-058"
-        ) from error
-
-
-def _looked_up(config: Mapping[str, Any], key: str) -> Any:
-    found: Any = config
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
-
-
 @contextmanager
 def _built(
     directory: ModelDirectory, dtype: str, *, empty: bool = False, ranks: Ranks | None = None
 ) -> Generator[tuple[PolicyModel, Blueprint]]:
     silence_megatron()
-    structure = find_structure(directory.model_type, PluginsSection())
-    blueprint = structure.blueprint(directory.config)
+    blueprint = _blueprint(directory)
     with process_groups(ranks or Ranks(), 1):
         yield build_model(directory, blueprint, dtype=dtype, context=blueprint.context, load=not empty), blueprint
+
+
+def _blueprint(directory: ModelDirectory) -> Blueprint:
+    return find_structure(directory.model_type, PluginsSection()).blueprint(directory.config)
 
 
 def _sharded(model: PolicyModel) -> dict[str, Any]:
