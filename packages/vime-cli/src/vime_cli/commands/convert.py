@@ -39,8 +39,9 @@ def hf_to_torch_dist(
 ) -> int:
     """Write a HF model as a Megatron torch_dist checkpoint and check what was written, tensor by tensor.
 
-    Megatron's model flags (--num-layers 24 ...) may follow: one that contradicts the checkpoint, or is not
-    known, is refused. Under torchrun the ranks write a part each, by --tensor-model-parallel-size and --pipeline-model-parallel-size.
+    Megatron's model flags (--num-layers 24 ...) may follow: one that contradicts the checkpoint, or is not known, is
+    refused. Under torchrun the ranks write a part each, by --tensor-model-parallel-size and
+    --pipeline-model-parallel-size.
     """
     from vime_core.plugins.types import load_attribute
 
