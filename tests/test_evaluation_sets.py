@@ -94,7 +94,10 @@ def test_the_resolved_configuration_reads_back(overlay: Path) -> None:
         ("evaluation.sets.sums.reasoning-gym.sze=3", ["evaluation.sets.sums.reasoning-gym.sze", "size"]),
         ("evaluation.sets.sums.jsonl.pth=3", ["evaluation.sets.sums.jsonl"]),
         ("evaluation.sets.more.prompts=3", ["evaluation.sets.more.source is required"]),
-        ("evaluation.sets.sums.max_tokens=256", ["evaluation.max_tokens = 256", "rollout.context_length = 256"]),
+        (
+            "evaluation.sets.sums.max_tokens=256",
+            ["evaluation.sets.sums.max_tokens = 256", "rollout.context_length = 256"],
+        ),
         ("evaluation.sets.sums.plugin_options={}", ["unknown key evaluation.sets.sums.plugin_options"]),
         ("evaluation.sets.sums=3", ["evaluation.sets.sums", "table"]),
         ("evaluation.sets=3", ["evaluation.sets"]),

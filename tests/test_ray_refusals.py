@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import ROOT
 
 from vime_core.config.load import load_config
-from vime_core.errors import VimeError
+from vime_core.errors import ConfigError, Interrupted, VimeError
 from vime_core.loop.preparation import Preparation
 from vime_core.loop.readiness import SIDES, require_ready
 from vime_core.loop.sides import load_policy
+from vime_core.ray.cluster import Cluster
+from vime_core.ray.options import RayOptions
 
 pytest.importorskip("ray")
 
@@ -60,3 +66,31 @@ def test_absent_ray_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("vime_core.ray.library.installed_version", lambda _: None)
     with pytest.raises(VimeError, match=r"VIME-PLUGIN-050: .*\n.*pip install 'vime-core\[ray\]'"):
         checked(tmp_path)
+
+
+def joining(address: str) -> Cluster:
+    return Cluster(RayOptions.model_validate({"address": address}))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+def test_an_address_where_nothing_listens_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        joining(address)
+    assert (caught.value.code, caught.value.exit_code) == ("VIME-CONFIG-076", 2)
+    assert f"run.ray.address = {address!r}" in caught.value.message
+    assert "ray start --head" in caught.value.remedy
+
+
+def test_sigterm_while_joining_ends_the_run_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something listens and never answers; Ray's own handler makes a SystemExit of the signal."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def waiting(**_: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("ray.init", waiting)
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Interrupted) as caught:
+        joining(f"127.0.0.1:{server.getsockname()[1]}")
+    assert caught.value.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from vime_core.config.load import UNSUPPORTED, UNSUPPORTED_CHOICES, parse_override, resolve
+from vime_core.config.load import UNSUPPORTED, UNSUPPORTED_CHOICES, load_config, parse_override, resolve
 from vime_core.config.schema import AlgorithmSection
 from vime_core.errors import ConfigError
+from vime_core.loop.algorithm import load_algorithm
 
 
 @pytest.mark.parametrize("path", UNSUPPORTED)
@@ -29,6 +31,61 @@ def test_a_correction_needs_log_probs_from_before_training(correction: dict[str,
     AlgorithmSection.model_validate({"correction": correction, "old_log_probs": "recompute"})
 
 
-def test_bounds_out_of_order_are_refused() -> None:
-    with pytest.raises(ValidationError, match="is more than high"):
-        AlgorithmSection.model_validate({"correction": {"low": 3.0, "high": 2.0}})
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ({"low": 1.5, "high": 3.0}, r"algorithm\.correction\.low = 1\.5 leaves out the ratio 1.* set it to at most 1"),
+        ({"low": 3.0, "high": 2.0}, r"algorithm\.correction\.low = 3\.0 leaves out"),
+        ({"low": 0.0, "high": 1e-3}, r"algorithm\.correction\.high = 0\.001 leaves out .* set it to at least 1"),
+        ({"mode": "truncate", "high": 0.9}, r"algorithm\.correction\.high = 0\.9 leaves out"),
+    ],
+)
+def test_bounds_that_leave_out_agreement_are_refused(bounds: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        AlgorithmSection.model_validate({"correction": bounds})
+    AlgorithmSection.model_validate({"correction": {"low": 1.0, "high": 1.0}})
+
+
+ALIGNED = Path(__file__).parents[4] / "configs" / "aligned-smoke.toml"
+EXTRA = "sets={extra={source='reasoning-gym', reasoning-gym={task='chain_sum'}}}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["algorithm.overlong_weight=0.5"], ["algorithm.overlong_weight = 0.5", "algorithm.overlong_buffer = 0"]),
+        (["trainer.betas=[1.0, 1.0]"], ["trainer.betas.0 = 1.0", "less than 1"]),
+        (["trainer.betas=[0.9, 1.0]"], ["trainer.betas.1 = 1.0", "less than 1"]),
+        (["run.taps=['2:8:0']"], ["run.taps names '2:8:0'", "run.steps = 2"]),
+        (["run.taps=['1:4:4']"], ["run.taps names '1:4:4'", "sampling.samples_per_prompt = 4"]),
+        (["run.taps=['1:3:0']"], ["run.taps names '1:3:0'", "step 1 has those from 4 to 7"]),
+        (["run.taps=['1:8:0']"], ["run.taps names '1:8:0'", "step 1 has those from 4 to 7"]),
+        (["run.taps=['1:3:0']", "sampling.dynamic_rounds=2"], ["step 1 has those from 4 on"]),
+        (["evaluation.every=0", f"evaluation.{EXTRA}"], ["evaluation.sets has extra", "evaluation.every = 0"]),
+    ],
+)
+def test_what_would_do_nothing_is_refused(settings: list[str], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([ALIGNED], settings)
+    assert [part for part in said if part not in str(caught.value)] == [], str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["algorithm.overlong_weight=0.5", "algorithm.overlong_buffer=2"],
+        ["run.taps=['0:0:0', '1:7:3']"],
+        ["run.taps=['1:8:0']", "sampling.dynamic_rounds=2"],
+        ["evaluation.every=1", f"evaluation.{EXTRA}"],
+    ],
+)
+def test_what_does_something_is_taken(settings: list[str]) -> None:
+    load_config([ALIGNED], settings)
+
+
+def test_a_reference_is_updated_only_where_there_is_one() -> None:
+    every = "algorithm.reference_update_every=3"
+    with pytest.raises(ConfigError, match=r"VIME-CONFIG-024: algorithm\.reference_update_every = 3 updates"):
+        load_algorithm(*load_config([ALIGNED], [every]))
+    for coefficient in ("algorithm.reward_kl=0.1", "algorithm.ppo-clip.kl_coefficient=0.1"):
+        load_algorithm(*load_config([ALIGNED], [every, coefficient]))

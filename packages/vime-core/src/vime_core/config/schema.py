@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
@@ -18,6 +18,7 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(gt=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -90,6 +91,15 @@ class EvaluationSection(PluginSection):
         description="Further sets by name, with metrics evaluation/NAME/...: [evaluation.sets.NAME].",
     )
 
+    @model_validator(mode="after")
+    def _sets_are_evaluated(self) -> EvaluationSection:
+        if self.sets and not self.every:
+            raise ValueError(
+                f"evaluation.sets has {', '.join(self.sets)}, but evaluation.every = 0 evaluates nothing; set"
+                " evaluation.every, or leave the sets out"
+            )
+        return self
+
     @property
     def temperatures(self) -> dict[str, float]:
         """The temperature of each table that has one, by its path; none without evaluations."""
@@ -127,10 +137,15 @@ class CorrectionSection(Section):
         return self.level != "off" or self.reject
 
     @model_validator(mode="after")
-    def _ordered(self) -> CorrectionSection:
-        if self.low > self.high:
-            raise ValueError(f"algorithm.correction.low = {self.low} is more than high = {self.high}")
+    def _around_one(self) -> CorrectionSection:
+        if self.low > 1.0:
+            raise ValueError(f"algorithm.correction.low = {self.low} {_LEAVES_OUT} at most 1")
+        if self.high < 1.0:
+            raise ValueError(f"algorithm.correction.high = {self.high} {_LEAVES_OUT} at least 1")
         return self
+
+
+_LEAVES_OUT: Final = "leaves out the ratio 1, where engine and trainer agree; set it to"
 
 
 class AlgorithmSection(PluginSection):
@@ -169,6 +184,18 @@ class AlgorithmSection(PluginSection):
         default="reuse",
         description="reuse the training forward (one update a rollout), recompute before training, or the rollout's.",
     )
+
+    @model_validator(mode="after")
+    def _weight_has_a_buffer(self) -> AlgorithmSection:
+        if (
+            not self.overlong_buffer
+            and self.overlong_weight != AlgorithmSection.model_fields["overlong_weight"].default
+        ):
+            raise ValueError(
+                f"algorithm.overlong_weight = {self.overlong_weight} weighs nothing, since algorithm.overlong_buffer ="
+                " 0; set the buffer, or leave the weight out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _reuse_needs_one_update(self) -> AlgorithmSection:
@@ -226,7 +253,7 @@ class TrainerSection(PluginSection):
         default="bf16", description="Of weights and engine; masters and moments are fp32."
     )
     lr: NonNegativeFloat = Field(default=1e-6, description="Learning rate after warm-up, constant.")
-    betas: tuple[Probability, Probability] = Field(default=(0.9, 0.98), description="Of Adam.")
+    betas: tuple[Decay, Decay] = Field(default=(0.9, 0.98), description="Of Adam.")
     eps: PositiveFloat = Field(default=1e-8, description="Of Adam.")
     weight_decay: NonNegativeFloat = Field(default=0.1, description="Decoupled.")
     clip_grad: NonNegativeFloat = Field(default=1.0, description="Largest gradient norm; 0: no clipping.")
@@ -274,7 +301,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _lengths_fit(self) -> RunConfig:
         context = self.rollout.context_length
-        for section, reserved in (("sampling", self.sampling.max_tokens), ("evaluation", self._evaluation_tokens)):
+        for section, reserved in {"sampling": self.sampling.max_tokens, **self._evaluation_tokens}.items():
             if reserved >= context:
                 raise ValueError(
                     f"{section}.max_tokens = {reserved} leaves no room for a prompt in"
@@ -288,15 +315,36 @@ class RunConfig(Section):
         return self
 
     @property
-    def _evaluation_tokens(self) -> int:
-        longest = [self.evaluation.max_tokens, *(one.max_tokens or 0 for one in self.evaluation.sets.values())]
-        return max(longest) if self.evaluation.every else 0
+    def _evaluation_tokens(self) -> dict[str, int]:
+        """The longest response of each evaluation table, by its path; none without evaluations."""
+        own = {f"evaluation.sets.{name}": one.max_tokens or 0 for name, one in self.evaluation.sets.items()}
+        return {"evaluation": self.evaluation.max_tokens, **own} if self.evaluation.every else {}
 
     @model_validator(mode="after")
     def _taps_need_a_contract(self) -> RunConfig:
         if self.run.taps and not self.alignment.contract:
             raise ValueError(f"run.taps = {list(self.run.taps)!r} needs alignment.contract, whose operations have taps")
         return self
+
+    @model_validator(mode="after")
+    def _taps_are_of_samples(self) -> RunConfig:
+        for one in self.run.taps:
+            if why := self._never_sampled(*map(int, one.split(":"))):
+                raise ValueError(f"run.taps names {one!r} (STEP:PROMPT:SAMPLE), which never exists: {why}")
+        return self
+
+    def _never_sampled(self, step: int, prompt: int, sample: int) -> str:
+        """Why a step has no such sample, counted from 0; empty where it may have."""
+        if step >= self.run.steps:
+            return f"run.steps = {self.run.steps}"
+        if sample >= self.sampling.samples_per_prompt:
+            return f"sampling.samples_per_prompt = {self.sampling.samples_per_prompt}"
+        size = self.sampling.prompts_per_step
+        first = step * size
+        if prompt < first or (prompt >= first + size and not self.sampling.dynamic_rounds):
+            last = "on" if self.sampling.dynamic_rounds else f"to {first + size - 1}"
+            return f"prompts count over the whole run, and step {step} has those from {first} {last}"
+        return ""
 
     @model_validator(mode="after")
     def _every_update_has_prompts(self) -> RunConfig:

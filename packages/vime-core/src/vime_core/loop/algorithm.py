@@ -137,6 +137,7 @@ def load_algorithm(config: RunConfig, plugins: PluginManager) -> Algorithm:
         needs_reference=section.reward_kl > 0 or configured.needs_reference,
     )
     _refuse_entropy_under_contract(config, configured)
+    _refuse_update_of_nothing(algorithm)
     _try(algorithm)
     return algorithm
 
@@ -159,6 +160,17 @@ def _refuse_entropy_under_contract(config: RunConfig, loss: ConfiguredLoss) -> N
             f" {config.alignment.contract!r} defines no entropy: its gradient would not be the contract's",
             remedy="Set entropy_coefficient = 0, or leave alignment.contract empty.",
             code="VIME-CONFIG-022",
+        )
+
+
+def _refuse_update_of_nothing(algorithm: Algorithm) -> None:
+    section = algorithm.config.algorithm
+    if section.reference_update_every and not algorithm.needs_reference:
+        raise ConfigError(
+            f"algorithm.reference_update_every = {section.reference_update_every} updates a reference model, and this"
+            f" run has none: algorithm.reward_kl = 0 and the loss {section.loss!r} takes none",
+            remedy=f"Set algorithm.reward_kl or algorithm.{section.loss}.kl_coefficient above 0, or leave it out.",
+            code="VIME-CONFIG-024",
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from vime_core.errors import BackendError, ConfigError
+from vime_core.errors import BackendError, ConfigError, Interrupted
 from vime_core.ray.library import ray
 from vime_core.ray.options import RayOptions
 from vime_core.scratch import run_scratch
@@ -25,6 +27,8 @@ _OWN: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": 
 _LONGEST: Final = 40
 """Characters of Ray's directory: the sockets in it must have names of at most 107."""
 _POLL_S: Final = 0.2
+_ANSWER_S: Final = 5.0
+_HOST_PORT: Final = re.compile(r"(\[[^\]]+\]|[^:/\[\]]+):(\d+)")
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,13 @@ class Cluster:
         options: of the launcher.
 
     Raises:
-        BackendError: Ray does not start, or nothing answers at the address.
+        ConfigError: nothing listens at the address.
+        BackendError: Ray does not start, or what listens at the address is no cluster to join.
+        Interrupted: SIGTERM came meanwhile.
     """
 
     def __init__(self, options: RayOptions) -> None:
+        require_answer(options.address)
         self._options = options
         self._group: Any = None
         self._stack = ExitStack()
@@ -58,6 +65,9 @@ class Cluster:
         except Exception as error:
             self._stack.close()
             raise _no_cluster(options.address, error) from error
+        except SystemExit as error:  # what Ray's own handler makes of SIGTERM
+            self._stack.close()
+            raise Interrupted(signal.SIGTERM.name, 128 + signal.SIGTERM) from error
         finally:
             with suppress(ValueError):  # no main thread: Ray took no handler either
                 signal.signal(signal.SIGTERM, handler)
@@ -131,6 +141,22 @@ class Cluster:
 
 
 _QUIET: Final[dict[str, Any]] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def require_answer(address: str) -> None:
+    """Raise ConfigError unless something listens at HOST:PORT, for which Ray itself would wait a quarter of an hour."""
+    found = _HOST_PORT.fullmatch(address)
+    if found is None:
+        return
+    try:
+        socket.create_connection((found[1].strip("[]"), int(found[2])), _ANSWER_S).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(
+            f"nothing answers at run.ray.address = {address!r}: {error}",
+            remedy="Start a cluster there with `ray start --head`, correct the address, or leave it out for a cluster"
+            " of the run's own.",
+            code="VIME-CONFIG-076",
+        ) from error
 
 
 def require_room(demands: Sequence[Demand], present: Resources, where: str) -> None:
