@@ -68,8 +68,13 @@ def _start(temporary: Path, *arguments: str | Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "vime_cli", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=_mind_ctrl_c,
     )  # fmt: skip
+
+
+def _mind_ctrl_c() -> None:
+    """A shell's background job ignores SIGINT, and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"])

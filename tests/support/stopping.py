@@ -46,7 +46,6 @@ REFUSED = 77
 """Exit code of a process that ended with an error of vime's, whose text is in ``error.txt`` beside the record."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["stopping"])
 Observer = Callable[[str, Path], None]
 
 
@@ -62,6 +61,7 @@ def forked(work: Callable[..., None], *arguments: Any) -> int:
 
 def started(work: Callable[..., None], *arguments: Any) -> ForkServerProcess:
     """A process that does the work; the first one starts the server, which finds modules as this process does."""
+    CONTEXT.set_forkserver_preload(["stopping"])  # again: others start servers too
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         forkserver.ensure_running()
     process = CONTEXT.Process(target=work, args=arguments)

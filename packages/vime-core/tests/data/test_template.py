@@ -135,6 +135,7 @@ def test_a_long_prompt_is_our_error_and_no_warning_of_transformers(
     tokenizer.model_max_length = 16  # as a model directory says
     tokenizer.save_pretrained(tmp_path)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")
     for load, warns in ((load_tokenizer, False), (transformers.AutoTokenizer.from_pretrained, True)):
         caplog.clear()
         PromptRenderer(load(tmp_path), max_tokens=600).render(user("a" * 500), 0)

@@ -50,6 +50,7 @@ def forked_engines(config: RunConfig, policy: DeterminismPolicy, alignment: Alig
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     log, server = EngineLog(), _server()
+    server._stop()  # one that runs for somebody else has another environment, and not these modules
     with exactly(environment, removed_variables(config, policy, environment)), log.taking_children():
         server.ensure_running()
     try:

@@ -163,7 +163,15 @@ def _against_fp64(
     temperature = parts.config.sampling.temperature
     try:
         errors, norm = errors_against_fp64(
-            parts.model, weights, evidence.dtype, sequences, temperature, ours, _reference(parts), written_out
+            parts.model,
+            weights,
+            evidence.dtype,
+            sequences,
+            temperature,
+            ours,
+            _reference(parts),
+            written_out,
+            with_policies,
         )
     except PluginError as error:
         return replace(evidence, not_tried=error.message)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vime_core.errors import PluginError
-from vime_core.types import TrainSequence
+from vime_core.types import Float32Array, TrainSequence
 from vime_core.verify.gradient import ROUNDING, TensorError
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ OpenModel = Callable[[Path, Iterable[tuple[str, Tensor]], torch.dtype], Any]
 """(HF directory, weights by HF name, dtype) to a model: see `open_reference`."""
 ExactLoss = Callable[[Tensor, TrainSequence], Tensor]
 """(log-probs [R] with gradients, their sequence) to the loss of each token [R], before its weight."""
+Settle = Callable[[TrainSequence, Float32Array, int], TrainSequence]
+"""(sequence, what the model itself scores its response tokens with, its number) to the sequence that it is given."""
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -37,6 +39,7 @@ def errors_against_fp64(
     ours: Mapping[str, Tensor],
     open_model: OpenModel | None = None,
     loss: ExactLoss | None = None,
+    settle: Settle | None = None,
 ) -> tuple[tuple[TensorError, ...], float]:
     """How far gradients are from fp64, beside those of plain transformers in ``dtype``.
 
@@ -49,6 +52,8 @@ def errors_against_fp64(
         ours: the trainer's gradients by HF name.
         open_model: makes the reference; None: `open_reference`.
         loss: of a token, which the gradients are of; None: that of `policy_gradient`.
+        settle: gives each computation old and reference log-probs around its own, so that all have the same ratios:
+            a forward that rounds otherwise would move tokens across the loss's bounds. None: sequences as they are.
 
     Returns:
         The errors by tensor, in the reference's order, and the Euclidean norm of all gradients in fp64.
@@ -58,7 +63,7 @@ def errors_against_fp64(
     """
     exact, plain = (
         reference_gradients(
-            (open_model or open_reference)(directory, weights.items(), kind), sequences, temperature, loss
+            (open_model or open_reference)(directory, weights.items(), kind), sequences, temperature, loss, settle
         )
         for kind in (torch.float64, DTYPES[dtype])
     )
@@ -111,7 +116,11 @@ def open_reference(directory: Path, weights: Iterable[tuple[str, Tensor]], dtype
 
 
 def reference_gradients(
-    model: Any, sequences: Sequence[TrainSequence], temperature: float, loss: ExactLoss | None = None
+    model: Any,
+    sequences: Sequence[TrainSequence],
+    temperature: float,
+    loss: ExactLoss | None = None,
+    settle: Settle | None = None,
 ) -> dict[str, Tensor]:
     """Gradients of the sum of weight x loss over all response tokens, in fp64, by HF name.
 
@@ -122,10 +131,12 @@ def reference_gradients(
         sequences: with advantages and weights.
         temperature: of the log-probs; at 0 they are defined at 1.
         loss: of a token; None: that of `policy_gradient`.
+        settle: see `errors_against_fp64`.
     """
     names, parameters = zip(*model.named_parameters(), strict=True)
     total = [torch.zeros(parameter.shape, dtype=torch.float64) for parameter in parameters]
-    for sequence in sequences:
+    for number, given in enumerate(sequences):
+        sequence = given if settle is None else settle(given, _scores(model, given, temperature), number)
         value = _loss(model, sequence, temperature, loss or _linear)
         for sum_, gradient in zip(total, torch.autograd.grad(value, parameters), strict=True):
             sum_ += gradient
@@ -137,13 +148,24 @@ def _linear(log_probs: Tensor, sequence: TrainSequence) -> Tensor:
     return -torch.from_numpy(sequence.advantages).to(log_probs.dtype) * log_probs
 
 
+def _scores(model: Any, sequence: TrainSequence, temperature: float) -> Float32Array:
+    with torch.no_grad():
+        return _token_log_probs(model, sequence, temperature).float().numpy()
+
+
 def _loss(model: Any, sequence: TrainSequence, temperature: float, loss: ExactLoss) -> Tensor:
+    log_probs = _token_log_probs(model, sequence, temperature)
+    weights = torch.from_numpy(sequence.weights).to(log_probs.dtype)
+    return (weights * loss(log_probs, sequence)).sum()
+
+
+def _token_log_probs(model: Any, sequence: TrainSequence, temperature: float) -> Tensor:
+    """Log-probs [R] of the response tokens, in fp32 at least."""
     logits = model(torch.tensor([sequence.tokens]), use_cache=False).logits[0, sequence.response_start - 1 : -1]
     precision = torch.promote_types(logits.dtype, torch.float32)
     log_probs = _left_to_choose(logits.to(precision) / (temperature or 1.0), sequence).log_softmax(-1)
     targets = torch.tensor(sequence.tokens[sequence.response_start :])[:, None]
-    weights = torch.from_numpy(sequence.weights).to(precision)
-    return (weights * loss(log_probs.gather(-1, targets)[:, 0], sequence)).sum()
+    return log_probs.gather(-1, targets)[:, 0]
 
 
 def _left_to_choose(logits: Tensor, sequence: TrainSequence) -> Tensor:
