@@ -1,8 +1,8 @@
-"""What a sink that keeps runs by name needs to know of its run, from the record's manifest."""
+"""A sink of a tool that keeps runs by name: what it needs to know is in the record's manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,3 +29,33 @@ def run_facts(directory: Path) -> RunFacts:
     """Of the run whose record is here."""
     manifest = Manifest.model_validate_json((directory / MANIFEST).read_bytes())
     return RunFacts(str(manifest.config["run"]["name"]), manifest.run_id, manifest.config)
+
+
+class NamedRunSink:
+    """A run of such a tool, and another one of the same group each time that the run is resumed.
+
+    Args:
+        directory: of the record.
+        start: (facts, name) to the tool's run, which has ``log(metrics, step=)`` and ``finish()``; called when the
+            first metrics are there.
+    """
+
+    def __init__(self, directory: Path, start: Callable[[RunFacts, str], Any]) -> None:
+        self._facts = run_facts(directory)
+        self._start = start
+        self._run: Any = None
+        self._first_step = 0
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._run is None:
+            self._run = self._start(self._facts, self._facts.named(self._first_step))
+        self._run.log(dict(metrics), step=step)
+
+    def rewind(self, step: int) -> None:
+        self.close()
+        self._first_step = step
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

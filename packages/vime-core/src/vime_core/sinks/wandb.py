@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
 
-from vime_core.sinks.run import run_facts
+from vime_core.sinks.run import NamedRunSink, RunFacts
 
 _wandb: Any = import_module("wandb")
 
@@ -31,42 +32,19 @@ QUIET: Final[Mapping[str, Any]] = {
 """Only metrics and configuration are kept: no console, code, requirements or machine."""
 
 
-class WandbSink:
-    """A run of W&B, and another one of the same group each time that the run is resumed."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._facts = run_facts(directory)
-        self._run: Any = None
-        self._first_step = 0
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._run is None:
-            self._run = self._open()
-        self._run.log(dict(metrics), step=step)
-
-    def rewind(self, step: int) -> None:
-        self.close()
-        self._first_step = step
-
-    def close(self) -> None:
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
-
-    def _open(self) -> Any:
-        return _wandb.init(
-            project=PROJECT,
-            name=self._facts.named(self._first_step),
-            group=self._facts.name,
-            dir=str(self._directory),
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            config=dict(self._facts.config),
-            settings=_wandb.Settings(**QUIET),
-        )
-
-
-def open_sink(options: BaseModel, directory: Path) -> WandbSink:
+def open_sink(options: BaseModel, directory: Path) -> NamedRunSink:
     """The factory that the registration names."""
     del options
-    return WandbSink(directory)
+    return NamedRunSink(directory, partial(_start, directory))
+
+
+def _start(directory: Path, facts: RunFacts, name: str) -> Any:
+    return _wandb.init(
+        project=PROJECT,
+        name=name,
+        group=facts.name,
+        dir=str(directory),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        config=dict(facts.config),
+        settings=_wandb.Settings(**QUIET),
+    )
