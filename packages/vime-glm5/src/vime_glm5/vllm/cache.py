@@ -110,9 +110,14 @@ class RowCache(nn.Module, AttentionLayerBase):
         return RowBackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> MLAAttentionSpec:
-        """One vector a token, neither key nor value to vLLM."""
-        size = vllm_config.cache_config.block_size
-        return MLAAttentionSpec(block_size=size, num_kv_heads=1, head_size=self.width, dtype=torch.uint8)
+        """One vector a token, neither key nor value to vLLM.
+
+        vLLM up to 0.26 takes caches for one kind that differ in their rows' size alone, hence the name of their format.
+        """
+        size, name = vllm_config.cache_config.block_size, f"rows of {self.width} bytes"
+        return MLAAttentionSpec(
+            block_size=size, num_kv_heads=1, head_size=self.width, dtype=torch.uint8, cache_dtype_str=name
+        )
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
         """uint8 (pages, 1, page size, width) from vLLM."""
