@@ -333,6 +333,42 @@ def test_an_update_that_the_engine_keeps_out_is_caught(restored: VllmRollout, we
         require_equal_weights(digest_tensors(new.items()), held, 5)
 
 
+@pytest.mark.parametrize("reload", [False, True])
+def test_swapped_tensors_are_caught_and_named(restored: VllmRollout, weights: Weights, reload: bool) -> None:
+    first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
+    new = changed(weights)
+    if reload:
+        restored.call("vime_vllm.testing:reload_layers", True)
+    try:
+        restored.call("vime_vllm.testing:swap", first, second)
+        held = restored.update_weights(iter(new.items()), 5)
+    finally:
+        restored.call("vime_vllm.testing:let_in")
+        if reload:
+            restored.call("vime_vllm.testing:reload_layers", False)
+    wanted = digest_tensors(new.items())
+    assert [name for name in wanted if wanted[name] != held[name]] == [first, second]
+    with pytest.raises(ContractViolation, match=first):
+        require_equal_weights(wanted, held, 5)
+
+
+def test_an_update_is_the_same_in_place_and_by_vllms_reload(
+    restored: VllmRollout, weights: Weights, make_requests: MakeRequests
+) -> None:
+    assert restored.call("vime_vllm.testing:in_place") == [True]
+    new = changed(weights)
+    held = restored.update_weights(iter(new.items()), 1)
+    samples = restored.generate(make_requests())
+    restored.update_weights(iter(weights.items()), 2)
+    restored.call("vime_vllm.testing:reload_layers", True)
+    try:
+        assert restored.call("vime_vllm.testing:in_place") == [False]
+        assert restored.update_weights(iter(new.items()), 3) == held
+    finally:
+        restored.call("vime_vllm.testing:reload_layers", False)
+    assert same(restored.generate(make_requests()), samples)
+
+
 def test_a_packed_copy_hides_weights_and_is_reported(rollout: VllmRollout, make_requests: MakeRequests) -> None:
     """Why the plain linear is needed: stock packing makes a digest of the weight worthless."""
     layer, weight = "model.layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj.weight"

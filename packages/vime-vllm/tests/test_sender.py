@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vime_core.errors import ContractViolation
 from vime_vllm import sender
-from vime_vllm.memory import open_shared_memory, shared_memory_in_use
+from vime_vllm.memory import CudaBucket, open_shared_memory, shared_memory_in_use
 from vime_vllm.sender import TensorForm, send_weights
 from vime_vllm.wire import Chunk, SharedMemory
 
@@ -36,7 +36,7 @@ class Receiver:
 def test_chunks_are_as_large_as_allowed(monkeypatch: pytest.MonkeyPatch, limit: int, sizes: list[int]) -> None:
     monkeypatch.setattr(sender, "CHUNK_BYTES", limit)
     receiver = Receiver()
-    send_weights(iter(WEIGHTS.items()), 4, EXPECTED, receiver, readers=1)
+    send_weights(iter(WEIGHTS.items()), 4, EXPECTED, receiver, CudaBucket(1))
     assert [len(chunk) for chunk in receiver.chunks] == sizes
     assert list(receiver.tensors) == list(WEIGHTS)
     assert all(torch.equal(receiver.tensors[name], WEIGHTS[name]) for name in WEIGHTS)
@@ -46,7 +46,7 @@ def test_chunks_are_as_large_as_allowed(monkeypatch: pytest.MonkeyPatch, limit: 
 
 def _sends(weights: list[tuple[str, Tensor]]) -> str:
     with pytest.raises(ContractViolation) as caught:
-        send_weights(iter(weights), 1, EXPECTED, Receiver(), readers=1)
+        send_weights(iter(weights), 1, EXPECTED, Receiver(), CudaBucket(1))
     assert shared_memory_in_use() == []
     return caught.value.message
 
@@ -75,5 +75,5 @@ def test_an_engine_that_fails_leaves_no_memory_behind() -> None:
         raise RuntimeError(str(chunk.version))
 
     with pytest.raises(RuntimeError):
-        send_weights(iter(WEIGHTS.items()), 1, EXPECTED, fail, readers=1)
+        send_weights(iter(WEIGHTS.items()), 1, EXPECTED, fail, CudaBucket(1))
     assert shared_memory_in_use() == []

@@ -62,8 +62,56 @@ def shared_memory_in_use() -> list[str]:
     return sorted(path.name for path in _DIRECTORY.glob(f"vime-{os.getpid()}-*"))
 
 
-def share_cuda(flat: Tensor, readers: int) -> CudaMemory:
-    """IPC handles of a uint8 CUDA tensor, one a reader; the tensor must outlive the readers' use of it."""
+class CudaBucket:
+    """Memory of a GPU that other processes map once and that every update fills again.
+
+    Args:
+        readers: how many processes map it.
+    """
+
+    def __init__(self, readers: int) -> None:
+        self._readers = readers
+        self._held: tuple[CudaMemory, Tensor] | None = None
+
+    def on(self, device: torch.device, nbytes: int) -> tuple[CudaMemory, Tensor]:
+        """At least so many bytes, uint8 [N], and what readers need to map them; the same as before where they do.
+
+        A reader may still map what was given before; it must not read it any more.
+        """
+        if self._held is None or self._held[1].device != device or self._held[1].numel() < nbytes:
+            self.release()
+            flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            self._held = _share_cuda(flat, self._readers), flat
+        return self._held
+
+    def release(self) -> None:
+        """Give the memory back. Idempotent."""
+        held, self._held = self._held, None
+        if held is not None and held[1].is_cuda:
+            _cuda.ipc_collect()
+
+
+class CudaMapping:
+    """One reader's view of a `CudaBucket`, mapped anew only where it is another memory than before.
+
+    Args:
+        rank: which of the readers this is.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._opened: tuple[CudaExport, Tensor] | None = None
+
+    def bytes_of(self, memory: CudaMemory) -> Tensor:
+        """The bucket's bytes, uint8 [nbytes], on the device that they are on. ValueError: see `open_cuda`."""
+        export = memory.exports[self._rank]
+        if self._opened is None or self._opened[0] != export:
+            self._opened = None
+            self._opened = export, open_cuda(memory, self._rank)
+        return self._opened[1]
+
+
+def _share_cuda(flat: Tensor, readers: int) -> CudaMemory:
     return CudaMemory(
         device_uuid=device_uuid(flat.get_device()),
         nbytes=flat.numel(),

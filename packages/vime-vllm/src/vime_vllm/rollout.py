@@ -16,6 +16,7 @@ from vime_vllm.arguments import engine_arguments, policy_flags, uses_compiler
 from vime_vllm.client import EngineClient
 from vime_vllm.engine_log import EngineLog
 from vime_vllm.environment import engine_environment, removed_variables
+from vime_vllm.memory import CudaBucket
 from vime_vllm.options import VllmOptions
 from vime_vllm.prefix_witness import PrefixWitness
 from vime_vllm.reports import process_reports, require_effective
@@ -23,8 +24,8 @@ from vime_vllm.sampling import check_requests, completion, sampling_params, serv
 from vime_vllm.sender import TensorForm, send_weights
 from vime_vllm.wire import Chunk
 
-_RESET_ATTEMPTS: Final = 40
-_RESET_PAUSE_S: Final = 0.05
+_RESET_ATTEMPTS: Final = 400
+_RESET_PAUSE_S: Final = 0.005
 
 
 def open_rollout(context: RolloutContext) -> VllmRollout:
@@ -93,6 +94,7 @@ class VllmRollout:
         self._paused_admission = flags.get("paused_admission", False)
         self._drops_prefix_cache = self._paused_admission
         self._version: int | None = 0
+        self._bucket = CudaBucket(options.tensor_parallel_size)
         forms: dict[str, list[Any]] = engine.agreed("vime_weight_forms")
         self._forms = {name: TensorForm(dtype, tuple(shape)) for name, (dtype, shape) in forms.items()}
         self._buffers: dict[str, str] = engine.agreed("vime_buffer_digests")
@@ -138,25 +140,34 @@ class VllmRollout:
         Raises:
             BackendError: the engine died or did not answer in time.
             ContractViolation: names, dtypes or shapes are not the engine's; it did not take the version; a buffer
-                that no update may touch has changed.
+                that no update may touch has changed; a derived tensor belongs to other weights.
         """
         self._require_version("update_weights")
         self._version = None
         order: list[str] = []
         self._transfer(_noting(weights, order), version)
         self._reset_prefix_cache()
-        if (held := self.engine.agreed("vime_weight_version")) != version:
-            raise _wrong_version(held, version)
+        held = self.engine.agreed("vime_held")
+        if held["version"] != version:
+            raise _wrong_version(held["version"], version)
         self.engine.call("set_weight_version", lambda: compat.set_weight_version(self.engine.llm, version))
-        self._check_buffers(version)
+        self._check_buffers(held["buffers"], version)
+        _require_fresh(held["stale"])
         self._version = version
-        digests = self.weight_digests()
+        digests: dict[str, str] = held["weights"]
         return {name: digests[name] for name in order}
 
     def weight_digests(self) -> Mapping[str, str]:
-        """Digest of each tensor that kernels read now, computed in the engine's processes, by HF name."""
+        """Digest of each tensor that kernels read now, computed in the engine's processes, by HF name.
+
+        Raises:
+            ContractViolation: a tensor that is derived from weights (a quantised copy, an absorbed weight) belongs to
+                other weights.
+        """
         self._require_version("weight_digests")
-        digests: dict[str, str] = self.engine.agreed("vime_weight_digests")
+        held = self.engine.agreed("vime_held")
+        _require_fresh(held["stale"])
+        digests: dict[str, str] = held["weights"]
         return digests
 
     def processes(self) -> list[ProcessReport]:
@@ -170,6 +181,7 @@ class VllmRollout:
     def close(self) -> None:
         """End the engine's processes. Idempotent."""
         self.engine.close()
+        self._bucket.release()
 
     def _run(self, requests: Sequence[SampleRequest]) -> list[Any]:
         llm = self.engine.llm
@@ -199,7 +211,7 @@ class VllmRollout:
             request = {"update_info": {"chunk": chunk.fields()}}
             self.engine.call("update_weights", lambda: llm.update_weights(request))
 
-        send_weights(weights, version, self._forms, deliver, readers=self._options.tensor_parallel_size)
+        send_weights(weights, version, self._forms, deliver, self._bucket)
         self.engine.call("finish_weight_update", llm.finish_weight_update)
 
     def _reset_prefix_cache(self) -> None:
@@ -214,8 +226,7 @@ class VllmRollout:
             time.sleep(_RESET_PAUSE_S)
         raise unusable("the prefix cache could not be reset, because requests still hold it")
 
-    def _check_buffers(self, version: int) -> None:
-        now: dict[str, str] = self.engine.agreed("vime_buffer_digests")
+    def _check_buffers(self, now: Mapping[str, str], version: int) -> None:
         if changed := [name for name in {**self._buffers, **now} if self._buffers.get(name) != now.get(name)]:
             raise ContractViolation(
                 f"the update to weight version {version} changed {changed[0]!r}, which is no weight"
@@ -241,6 +252,16 @@ def _noting(weights: NamedTensors, order: list[str]) -> NamedTensors:
     for name, tensor in weights:
         order.append(name)
         yield name, tensor
+
+
+def _require_fresh(stale: Sequence[str]) -> None:
+    if stale:
+        raise ContractViolation(
+            f"the engine's kernels read {stale[0]!r}, which is not what the weights that it holds give"
+            f" ({len(stale)} such tensors)",
+            remedy="An update left a derived tensor behind; the run stops before generating with it.",
+            code="VIME-ALIGN-065",
+        )
 
 
 def _wrong_version(held: int | None, expected: int) -> ContractViolation:

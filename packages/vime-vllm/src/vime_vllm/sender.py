@@ -12,11 +12,13 @@ from torch import Tensor
 
 from vime_core.backends import NamedTensors
 from vime_core.errors import ContractViolation
-from vime_vllm.memory import new_shared_memory, share_cuda
-from vime_vllm.wire import Chunk, CudaMemory, SharedMemory, dtype_name, lay_out, pack
+from vime_vllm.memory import CudaBucket, new_shared_memory
+from vime_vllm.wire import Chunk, CudaMemory, SharedMemory, TensorField, dtype_name, lay_out, pack, padded
 
 CHUNK_BYTES: Final = 256 * 2**20
-"""Most bytes of a chunk; a larger tensor is a chunk of its own."""
+"""Most bytes of a chunk on the host; a larger tensor is a chunk of its own."""
+BUCKET_BYTES: Final = 1024 * 2**20
+"""The same on a GPU, where the memory stays allocated from the first update to the last."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,27 @@ class TensorForm:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in a chunk."""
+        return padded(TensorField(name="", dtype=self.dtype, shape=list(self.shape), offset=0).nbytes)
+
 
 def send_weights(
     weights: NamedTensors,
     version: int,
     expected: Mapping[str, TensorForm],
     deliver: Callable[[Chunk], None],
-    *,
-    readers: int,
+    bucket: CudaBucket,
 ) -> None:
     """Deliver every tensor in chunks; ``deliver`` returns when the engine has read the chunk.
+
+    Args:
+        weights: (name, tensor) pairs of one trainer.
+        version: that they become.
+        expected: what the engine holds.
+        deliver: hands a chunk to the engine.
+        bucket: where chunks lie that come from a GPU.
 
     Raises:
         ContractViolation: a name, dtype or shape that the engine does not hold, a name twice, or one left out.
@@ -43,7 +56,7 @@ def send_weights(
     sent: set[str] = set()
     for group in _groups(_checked(weights, expected, sent)):
         fields, nbytes = lay_out(group)
-        with _shared(group, nbytes, readers) as (memory, flat):
+        with _shared(group, nbytes, bucket, expected) as (memory, flat):
             pack(group, fields, flat)
             _synchronize(flat)
             deliver(Chunk(version=version, tensors=fields, memory=memory))
@@ -68,28 +81,32 @@ def _groups(weights: NamedTensors) -> Iterator[list[tuple[str, Tensor]]]:
     group: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in weights:
-        if group and (size + tensor.nbytes > CHUNK_BYTES or tensor.device != group[0][1].device):
+        limit, room = BUCKET_BYTES if tensor.is_cuda else CHUNK_BYTES, padded(tensor.nbytes)
+        if group and (size + room > limit or tensor.device != group[0][1].device):
             yield group
             group, size = [], 0
         group.append((name, tensor))
-        size += tensor.nbytes
+        size += room
     if group:
         yield group
 
 
 @contextmanager
 def _shared(
-    group: list[tuple[str, Tensor]], nbytes: int, readers: int
+    group: list[tuple[str, Tensor]], nbytes: int, bucket: CudaBucket, expected: Mapping[str, TensorForm]
 ) -> Generator[tuple[SharedMemory | CudaMemory, Tensor]]:
     device = group[0][1].device
     if device.type == "cuda":
-        flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        yield share_cuda(flat, readers), flat
-        del flat
-        torch.cuda.ipc_collect()
+        yield bucket.on(device, max(nbytes, _bucket_bytes(expected)))
         return
     with new_shared_memory(nbytes) as shared:
         yield shared
+
+
+def _bucket_bytes(expected: Mapping[str, TensorForm]) -> int:
+    """As much as the chunks of all updates need: the whole model where it is small, the largest tensor at least."""
+    sizes = [form.nbytes for form in expected.values()]
+    return min(sum(sizes), max(BUCKET_BYTES, *sizes))
 
 
 def _synchronize(flat: Tensor) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vime_vllm.engine_side.in_place import loads_in_place
 from vime_vllm.engine_side.plain_linear import plain_linear
 from vime_vllm.engine_side.weights import kernel_tensors
 
@@ -35,6 +36,27 @@ def keep_out(worker: Any, name: str) -> None:
     model.load_weights = without
 
 
+def swap(worker: Any, first: str, second: str) -> None:
+    """From now on the model takes two tensors of one shape for each other, until `let_in`."""
+    model = worker.model_runner.get_model()
+    load, other = model.load_weights, {first: second, second: first}
+    model.load_weights = lambda weights: load((other.get(name, name), tensor) for name, tensor in weights)
+
+
+def in_place(worker: Any) -> bool:
+    """Whether updates are written where kernels read."""
+    return loads_in_place(worker.model_runner.get_model())
+
+
+def reload_layers(worker: Any, wanted: bool) -> None:
+    """Update as vLLM reloads a checkpoint, whatever the model; False: undo that."""
+    model = worker.model_runner.get_model()
+    if wanted:
+        model.vime_loads_in_place = False
+    else:
+        del model.vime_loads_in_place
+
+
 def keep_out_on_rank(worker: Any, rank: int, name: str) -> None:
     """`keep_out` on one tensor parallel rank only."""
     if worker.rank == rank:
@@ -42,7 +64,7 @@ def keep_out_on_rank(worker: Any, rank: int, name: str) -> None:
 
 
 def let_in(worker: Any) -> None:
-    """Undo `keep_out`."""
+    """Undo `keep_out` or `swap`."""
     del worker.model_runner.get_model().load_weights
 
 

@@ -9,6 +9,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from vime_vllm.copying import copy_all
+
 ALIGNMENT: Final = 64
 """Tensors begin at multiples of this many bytes."""
 
@@ -91,6 +93,11 @@ class Chunk(_Fields):
                 raise ValueError(f"{field.name!r} ends after the chunk's {self.memory.nbytes} bytes")
         return self
 
+    @property
+    def used(self) -> int:
+        """Bytes up to the end of the last tensor; the memory may be larger."""
+        return max((field.offset + field.nbytes for field in self.tensors), default=0)
+
     def fields(self) -> dict[str, Any]:
         """Plain data for the engine's RPC."""
         return self.model_dump()
@@ -101,6 +108,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def padded(nbytes: int) -> int:
+    """The room that a tensor takes in a chunk."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 def lay_out(named: list[tuple[str, Tensor]]) -> tuple[list[TensorField], int]:
     """Places for tensors in one piece of memory, in their order, and its size in bytes."""
     fields: list[TensorField] = []
@@ -108,11 +120,10 @@ def lay_out(named: list[tuple[str, Tensor]]) -> tuple[list[TensorField], int]:
     for name, tensor in named:
         field = TensorField(name=name, dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), offset=end)
         fields.append(field)
-        end += -(-field.nbytes // ALIGNMENT) * ALIGNMENT
+        end += padded(field.nbytes)
     return fields, end
 
 
 def pack(named: list[tuple[str, Tensor]], fields: list[TensorField], flat: Tensor) -> None:
     """Copy each tensor to its place in ``flat`` (uint8 [nbytes])."""
-    for (_, tensor), field in zip(named, fields, strict=True):
-        field.view(flat).copy_(tensor.detach())
+    copy_all([field.view(flat) for field in fields], [tensor for _, tensor in named])

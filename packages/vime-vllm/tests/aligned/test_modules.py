@@ -157,3 +157,26 @@ def test_a_contract_is_installed_from_what_the_engine_was_handed() -> None:
         installed(config(contract="{}"))
     with pytest.raises(ContractViolation, match="without a contract"):
         installed(SimpleNamespace(additional_config={}))
+
+
+def foreign(**attributes: object) -> Any:
+    from torch import nn
+
+    module = nn.Module()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+def test_only_layers_that_keep_their_weights_as_they_come_are_loaded_in_place() -> None:
+    from torch import nn
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    from vime_vllm.engine_side.in_place import loads_in_place
+
+    known = foreign(quant_method=UnquantizedLinearMethod())
+    assert loads_in_place(nn.Sequential(known, nn.SiLU()))
+    assert not loads_in_place(nn.Sequential(known, foreign(quant_method=object())))
+    assert not loads_in_place(nn.Sequential(known, foreign(process_weights_after_loading=print)))
+    assert loads_in_place(toy())
+    assert not loads_in_place(foreign(vime_loads_in_place=False))

@@ -141,6 +141,7 @@ class AlignedGlm5(AlignedModel):
     """GLM-5 under its contracts. vLLM must not take it for MLA, for which a CPU knows one page size and no chunks."""
 
     engine_environment: ClassVar[Mapping[str, str]] = {"VLLM_MLA_DISABLE": "1"}
+    vime_loads_in_place: ClassVar[bool] = False
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         del prefix

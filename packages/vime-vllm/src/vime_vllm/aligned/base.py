@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from vime_core.alignment.taps import LOGITS, tap
 from vime_vllm.aligned.installed import installed
-from vime_vllm.aligned.modules import Linear
+from vime_vllm.aligned.modules import Linear, is_plain
+from vime_vllm.copying import copy_all
 from vime_vllm.engine_side.weights import parameters, submodules
 
 
@@ -44,11 +45,14 @@ class AlignedModel(nn.Module):
         ignored_weights: ends of names in a directory that hold no weight of this model.
         engine_environment: variables that the engine's processes need for this class.
         model_runner: the newest of vLLM's model runners that was seen to serve this class on a GPU.
+        vime_loads_in_place: whether `load_weights` alone is a whole update; not where something else keeps what it
+            made of weights.
     """
 
     model: Any
     engine_environment: ClassVar[Mapping[str, str]] = {}
     model_runner: ClassVar[str] = "V1"
+    vime_loads_in_place: ClassVar[bool] = True
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__()
@@ -65,6 +69,7 @@ class AlignedModel(nn.Module):
             ValueError: a name that the model does not have, or a shape that does not fit.
         """
         places, own, loaded = self.places(), dict(self.named_parameters()), set[str]()
+        at_once: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             for name, tensor in weights:
                 if name.endswith(self.ignored_weights):
@@ -73,8 +78,12 @@ class AlignedModel(nn.Module):
                     raise ValueError(f"{type(self).__name__} has no weight {name!r}")
                 place, parameter = places[name], own[places[name].parameter]
                 loader: Any = parameter.weight_loader  # type: ignore[attr-defined]
-                loader(parameter, tensor, *(() if place.part is None else (place.part,)))
+                if is_plain(loader) and tensor.device == parameter.device:
+                    at_once.append((place.of(parameter.data), tensor))
+                else:
+                    loader(parameter, tensor, *(() if place.part is None else (place.part,)))
                 loaded.add(name)
+        copy_all([target for target, _ in at_once], [source for _, source in at_once])
         missing = {place.parameter for name, place in places.items() if name not in loaded}
         return {places[name].parameter for name in loaded} - missing
 

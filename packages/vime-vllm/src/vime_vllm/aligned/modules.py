@@ -33,8 +33,14 @@ def weight(*shape: int, rows: Sequence[int] = (), dtype: torch.dtype | None = No
             raise ValueError(f"a weight of shape {tuple(loaded_weight.shape)} does not fit {tuple(target.shape)}")
         target.copy_(loaded_weight)
 
+    weight_loader.plain = weight_loader  # type: ignore[attr-defined]
     made.weight_loader = weight_loader  # type: ignore[attr-defined]
     return made
+
+
+def is_plain(loader: Any) -> bool:
+    """Whether a loader is one of `weight`'s and only copies: vLLM's wrappers carry its attributes, but are another."""
+    return getattr(loader, "plain", None) is loader
 
 
 class Linear(nn.Module):

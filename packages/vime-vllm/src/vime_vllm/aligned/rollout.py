@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from vime_core.backends import RolloutContext, Taps
-from vime_core.errors import ContractViolation, DataError, PolicyError
+from vime_core.errors import DataError, PolicyError
 from vime_core.types import Completion, Float32Array, SampleRequest
 from vime_vllm import compat
 from vime_vllm.aligned import verdicts
@@ -53,21 +53,6 @@ class AlignedVllmRollout(VllmRollout):
         for request in requests:
             self._check(request)
         return super().generate(requests)
-
-    def weight_digests(self) -> Mapping[str, str]:
-        """See `VllmRollout.weight_digests`; what the model derived from its weights is checked against them first.
-
-        Raises:
-            ContractViolation: a derived tensor (a quantised copy, an absorbed weight) belongs to other weights.
-        """
-        if stale := self.engine.agreed("vime_stale_tensors"):
-            raise ContractViolation(
-                f"the engine's kernels read {stale[0]!r}, which is not what the weights that it holds give"
-                f" ({len(stale)} such tensors)",
-                remedy="An update left a derived tensor behind; the run stops before generating with it.",
-                code="VIME-ALIGN-065",
-            )
-        return super().weight_digests()
 
     def record_taps(self, request: SampleRequest) -> Taps:
         """The taps of one response, generated alone from an empty prefix cache: prefill and every decode.

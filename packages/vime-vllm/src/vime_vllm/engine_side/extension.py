@@ -38,10 +38,19 @@ class VimeWorkerExtension:
         """Digest of every buffer (tables, scales), which no update may change."""
         return digest_tensors(self.model_runner.get_model().named_buffers())
 
-    def vime_stale_tensors(self) -> list[str]:
-        """Names of tensors that an aligned model derived from weights that it no longer holds."""
+    def vime_held(self) -> dict[str, Any]:
+        """All that is asked after an update, in one answer: version, digests of weights and buffers, stale tensors.
+
+        ``stale`` names tensors that an aligned model derived from weights that it no longer holds; deriving them is
+        done before anything is digested.
+        """
         stale: list[str] = getattr(self.model_runner.get_model(), "stale_tensors", list)()
-        return stale
+        return {
+            "version": self.vime_weight_version(),
+            "stale": stale,
+            "buffers": self.vime_buffer_digests(),
+            "weights": self.vime_weight_digests(),
+        }
 
     def vime_call(self, target: str, *args: Any) -> Any:
         """``module:function`` of installed code, called with this worker and plain data; it returns plain data."""
