@@ -106,3 +106,8 @@ def test_a_policy_cannot_turn_seeds_off() -> None:
     policy = DeterminismPolicy("site", 3, "", rollout=RolePolicy(flags={"seed_per_request": False}))
     with pytest.raises(PolicyError, match="seed_per_request"):
         policy_flags(policy)
+
+
+def test_gpus_of_an_engine_without_any_are_refused(make_context: Callable[..., RolloutContext]) -> None:
+    with pytest.raises(ConfigError, match=r"gpus = \[1\], but the installed vLLM computes on the CPU"):
+        _arguments(make_context(VllmOptions(gpus=(1,))), cpu=True)

@@ -117,6 +117,12 @@ def _cpu(context: RolloutContext, options: VllmOptions) -> dict[str, Any]:
             remedy="Leave it out; vime turns it off on a CPU.",
             code="VIME-CONFIG-061",
         )
+    if options.gpus:
+        raise ConfigError(
+            f"rollout.vllm.gpus = {list(options.gpus)}, but the installed vLLM computes on the CPU",
+            remedy="Leave rollout.vllm.gpus out.",
+            code="VIME-CONFIG-069",
+        )
     length = context.config.rollout.context_length
     tokens = options.max_num_batched_tokens or max(CPU_BATCHED_TOKENS, length)
     if tokens < length:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from vime_core.plugins.types import Options
 
 PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 DECIDED_ELSEWHERE: Final[Mapping[str, str]] = {
@@ -59,6 +60,11 @@ class VllmOptions(Options):
     enable_prefix_caching: bool = True
     attention_backend: str | None = Field(None, description="Such as FLASH_ATTN or TRITON_ATTN; None: vLLM chooses.")
     tensor_parallel_size: PositiveInt = 1
+    gpus: tuple[NonNegativeInt, ...] = Field(
+        (),
+        description="GPUs of the engine, one a tensor parallel rank, by their numbers among the visible ones; the"
+        " inline launcher's trainer has number 0. Empty: from 0 on, so beside the trainer.",
+    )
     engine_args: Mapping[str, JsonValue] = Field(
         default_factory=dict[str, JsonValue], description="More of vLLM's EngineArgs, by their own names."
     )
@@ -67,6 +73,15 @@ class VllmOptions(Options):
     def ranks(self) -> int:
         """GPUs of one engine."""
         return self.tensor_parallel_size
+
+    @model_validator(mode="after")
+    def _one_gpu_a_rank(self) -> Self:
+        if self.gpus and (len(set(self.gpus)), len(self.gpus)) != (self.tensor_parallel_size,) * 2:
+            raise ValueError(
+                f"gpus = {list(self.gpus)} must name {self.tensor_parallel_size} different GPUs, as"
+                " tensor_parallel_size says"
+            )
+        return self
 
     @field_validator("engine_args")
     @classmethod

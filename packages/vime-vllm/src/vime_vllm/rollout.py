@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
+import torch
+
 from vime_core.backends import NamedTensors, RolloutContext
 from vime_core.errors import BackendError, ConfigError, ContractViolation, PolicyError
 from vime_core.types import Completion, ProcessReport, SampleRequest
@@ -16,6 +18,7 @@ from vime_vllm.arguments import engine_arguments, policy_flags, uses_compiler
 from vime_vllm.client import EngineClient
 from vime_vllm.engine_log import EngineLog
 from vime_vllm.environment import engine_environment, removed_variables
+from vime_vllm.gpus import VISIBLE, visible_order
 from vime_vllm.memory import CudaBucket
 from vime_vllm.options import VllmOptions
 from vime_vllm.prefix_witness import PrefixWitness
@@ -56,6 +59,8 @@ def _start(context: RolloutContext, options: VllmOptions, flags: dict[str, bool]
         environment |= aligned_environment(context.alignment, cpu=cpu, cut=is_cut(context))
         prepare(context.alignment, context.model_directory)
         environment |= side_environment(context.alignment)
+    if options.gpus:
+        environment[VISIBLE] = visible_order(options.gpus, os.environ.get(VISIBLE), torch.cuda.device_count())
     removed = removed_variables(config, policy, environment)
     engine = EngineClient(arguments, environment, removed, config.rollout.timeout_s, log)
     try:

@@ -40,7 +40,11 @@ def swap(worker: Any, first: str, second: str) -> None:
     """From now on the model takes two tensors of one shape for each other, until `let_in`."""
     model = worker.model_runner.get_model()
     load, other = model.load_weights, {first: second, second: first}
-    model.load_weights = lambda weights: load((other.get(name, name), tensor) for name, tensor in weights)
+
+    def swapped(weights: Iterable[tuple[str, Tensor]]) -> Any:
+        return load((other.get(name, name), tensor) for name, tensor in weights)
+
+    model.load_weights = swapped
 
 
 def in_place(worker: Any) -> bool:
