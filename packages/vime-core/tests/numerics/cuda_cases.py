@@ -75,6 +75,13 @@ def linear(c: Cases) -> None:
     c.near("column sum of a row", c.ours.column_sum(x[:1]), c.reference.column_sum(x[:1]))
 
 
+def embedding(c: Cases) -> None:
+    ids, dy = torch.tensor([3, 5, 3, 0, 3, 16, 5] * 3, device=c.device), c.normal(21, 1030)
+    found, expected = c.ours.embedding_backward(dy, ids, 17), c.reference.embedding_backward(dy, ids, 17)
+    c.same("embedding backward", found, expected)
+    c.found["control: another order"] = float(torch.equal(c.ours.embedding_backward(dy.flip(0), ids, 17), found))
+
+
 def norm(c: Cases) -> None:
     x, residual, w = c.normal(9, 70), c.normal(9, 70), c.normal(70)
     for stream in (None, residual):
@@ -158,7 +165,7 @@ def paged(c: Cases, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Ten
 
 def run(device: str, dtype: torch.dtype) -> dict[str, float]:
     cases = Cases(device, dtype)
-    for case in (linear, norm, pointwise, scoring, attention):
+    for case in (linear, embedding, norm, pointwise, scoring, attention):
         case(cases)
     return cases.found
 

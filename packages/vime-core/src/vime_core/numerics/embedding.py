@@ -1,12 +1,13 @@
 """Embedding: y[t] = weight[ids[t]], a copy of bits.
 
-Gradient: the rows of dy of one id are added in ascending token order in fp32 and rounded once. Occurrence r of every
-id is added in one step, so no two additions of a step meet in a row and no atomic decides the order.
+Gradient: the rows of dy of one id are added in ascending token order in fp32, beginning from 0, and rounded once. The
+reference adds occurrence r of every id in one step, so no two additions of a step meet in a row and no atomic decides
+the order; it takes as many steps as the commonest id has occurrences.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +15,11 @@ from torch import Tensor
 from vime_core.numerics.arithmetic import narrow, widen
 from vime_core.numerics.gradients import needs_gradient, record
 
+if TYPE_CHECKING:
+    from vime_core.numerics.kernels import Kernels
 
-def weight_gradient(grad: Tensor, ids: Tensor, rows: int) -> Tensor:
+
+def reference_backward(grad: Tensor, ids: Tensor, rows: int) -> Tensor:
     """(rows, H) of ``grad``'s dtype from grad (T, H) and ids (T)."""
     unique, place, counts = cast(
         "tuple[Tensor, Tensor, Tensor]",
@@ -35,18 +39,20 @@ def weight_gradient(grad: Tensor, ids: Tensor, rows: int) -> Tensor:
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, kernels: Kernels, ids: Tensor, weight: Tensor) -> Tensor:
+        ctx.kernels = kernels
         ctx.save_for_backward(ids)
         ctx.rows = weight.shape[0]
         return weight[ids]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
         (grad,) = grads
         (ids,) = ctx.saved_tensors
-        return None, weight_gradient(grad.reshape(-1, grad.shape[-1]), ids.reshape(-1), ctx.rows)
+        rows = grad.reshape(-1, grad.shape[-1])
+        return None, None, ctx.kernels.embedding_backward(rows, ids.reshape(-1), ctx.rows)
 
 
-def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+def embedding(kernels: Kernels, ids: Tensor, weight: Tensor) -> Tensor:
     """y (..., H) of ids (...) and weight (V, H). IndexError for an id outside the vocabulary."""
-    return record(_Embedding, ids, weight) if needs_gradient(weight) else weight[ids]
+    return record(_Embedding, kernels, ids, weight) if needs_gradient(weight) else weight[ids]

@@ -16,6 +16,7 @@ class Kernels:
 
     Attributes:
         chunk_count: (N, K) -> C of the provider.
+        embedding_backward: dy (T, H), ids (T), V -> dw (V, H) (:mod:`.embedding`).
         linear: x, weight, bias, chunks, wide -> y (:mod:`.linear`).
         linear_partials: x, weight, chunks -> fp32 chunk sums (C, ..., N).
         column_sum: x (M, K) -> the rows added in ascending order, fp32 (K).
@@ -36,6 +37,7 @@ class Kernels:
     """
 
     chunk_count: Callable[[int, int], int]
+    embedding_backward: Callable[[Tensor, Tensor, int], Tensor]
     linear: Callable[[Tensor, Tensor, Tensor | None, int, bool], Tensor]
     linear_partials: Callable[[Tensor, Tensor, int], Tensor]
     column_sum: Callable[[Tensor], Tensor]

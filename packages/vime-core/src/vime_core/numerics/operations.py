@@ -48,7 +48,7 @@ class Operations:
     kernels: Kernels
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
-        return embedding.embedding(ids, weight)
+        return embedding.embedding(self.kernels, ids, weight)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, chunks: int | None = None) -> Tensor:
         return linear.linear(self.kernels, x, weight, bias, chunks)

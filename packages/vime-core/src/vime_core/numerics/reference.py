@@ -10,12 +10,13 @@ from types import MappingProxyType
 
 import torch
 
-from vime_core.numerics import attention, draw, linear, log_probs, rms_norm, rope, swiglu, truncation
+from vime_core.numerics import attention, draw, embedding, linear, log_probs, rms_norm, rope, swiglu, truncation
 from vime_core.numerics.kernels import Kernels
 from vime_core.numerics.operations import Operations, provider_digest, shared_sources, source_digest
 
 KERNELS = Kernels(
     chunk_count=linear.chunk_count,
+    embedding_backward=embedding.reference_backward,
     linear=linear.reference,
     linear_partials=linear.reference_partials,
     column_sum=linear.reference_column_sum,

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from vime_core.errors import PolicyError
+from vime_core.numerics import embedding
 from vime_core.numerics.attention import AttentionSpec
 from vime_core.numerics.cpu import build
 from vime_core.numerics.cpu.build import InstructionSet
@@ -35,6 +36,7 @@ def _kernels(ops: Any) -> Kernels:
 
     return Kernels(
         chunk_count=chunk_count,
+        embedding_backward=embedding.reference_backward,
         linear=ops.linear.default,
         linear_partials=ops.linear_partials.default,
         column_sum=ops.column_sum.default,

@@ -19,10 +19,11 @@ OLDEST_CAPABILITY = (9, 0)
 
 def kernels() -> Kernels:
     """The functions of the provider; importing them needs Triton, calling them a GPU or Triton's interpreter."""
-    from vime_core.numerics.cuda import attention, attention_backward, matmul, norm, pointwise, scoring
+    from vime_core.numerics.cuda import attention, attention_backward, embedding, matmul, norm, pointwise, scoring
 
     return Kernels(
         chunk_count=matmul.chunk_count,
+        embedding_backward=embedding.backward,
         linear=matmul.linear,
         linear_partials=matmul.linear_partials,
         column_sum=norm.column_sum,
