@@ -29,16 +29,33 @@ class HostTokens:
 
 @dataclass(frozen=True)
 class ScoredTokens:
-    """``weighted_loss`` is the fp32 scalar sum of weight x loss, with gradients; the rest is on the host."""
+    """``weighted_loss`` is the fp32 scalar sum of weight x loss, with gradients; ``log_probs`` is fp32 [N].
+
+    The rest waits on the device until `on_host`: ``sums`` are fp64 [4 + metrics], of loss, weights, log-probs and
+    losses that are not finite, and metrics.
+    """
 
     weighted_loss: Tensor
-    weight: float
-    metric_sums: Mapping[str, float]
-    log_probs: tuple[Float32Array, ...]
+    log_probs: Tensor
+    losses: Tensor
+    sums: Tensor
+    metrics: tuple[str, ...]
+    batch: PackedMicrobatch
+    sequences: Sequence[TrainSequence]
+    index: int
 
     def on_host(self) -> HostTokens:
-        """The same without gradients."""
-        return HostTokens(self.weighted_loss.item(), self.weight, self.metric_sums, self.log_probs)
+        """The same without gradients. Waits for the device, so ask when it has more to do, or nothing any more.
+
+        Raises:
+            BackendError: a log-prob or a loss is not finite; names the sample.
+        """
+        loss, weight, *bad = (numbers := [float(number) for number in self.sums.tolist()])[:4]
+        for what, count, values in zip(("log-prob", "loss"), bad, (self.log_probs, self.losses), strict=True):
+            if count:
+                raise _not_finite(what, self.index, self.sequences, self.batch, values)
+        sums = dict(zip(self.metrics, numbers[4:], strict=True))
+        return HostTokens(loss, weight, sums, tuple(self.batch.split(self.log_probs)))
 
 
 @dataclass
@@ -67,7 +84,7 @@ class StepTotals:
 def score_tokens(
     index: int, sequences: Sequence[TrainSequence], batch: PackedMicrobatch, scored: Tensor, loss: LossFunction
 ) -> ScoredTokens:
-    """Apply the loss to one microbatch.
+    """Apply the loss to one microbatch, without waiting for the device.
 
     Args:
         index: of the microbatch in its step, for messages.
@@ -75,21 +92,21 @@ def score_tokens(
         batch: the pack.
         scored: log-probs, fp32 [N] with gradients; or [2, N], log-probs and entropies.
         loss: per-token loss.
-
-    Raises:
-        BackendError: a log-prob or a loss is not finite; names the sample.
     """
     log_probs, *entropy = scored.unbind() if scored.ndim == 2 else (scored,)
-    _require_finite("log-prob", index, sequences, batch, log_probs)
     tokens = loss(replace(_token_batch(sequences, log_probs), entropy=entropy[0] if entropy else None))
-    _require_finite("loss", index, sequences, batch, tokens.loss_N)
     weights = flatten([s.weights for s in sequences], log_probs.device)
-    sums = {name: float((weights.double() * value.double()).sum()) for name, value in tokens.metrics.items()}
+    weighted_loss = (weights * tokens.loss_N).sum()
+    detached = log_probs.detach(), tokens.loss_N.detach()
+    wide = weights.double()
+    sums = [
+        weighted_loss.detach().double(),
+        wide.sum(),
+        *((~torch.isfinite(values)).sum().double() for values in detached),
+        *((wide * value.double()).sum() for value in tokens.metrics.values()),
+    ]
     return ScoredTokens(
-        weighted_loss=(weights * tokens.loss_N).sum(),
-        weight=float(weights.double().sum()),
-        metric_sums=sums,
-        log_probs=tuple(batch.split(log_probs)),
+        weighted_loss, *detached, torch.stack(sums), tuple(tokens.metrics), batch, tuple(sequences), index
     )
 
 
@@ -117,15 +134,13 @@ def _old_log_probs(sequences: Sequence[TrainSequence], own: Tensor) -> Tensor:
     return torch.cat(given)
 
 
-def _require_finite(
+def _not_finite(
     what: str, index: int, sequences: Sequence[TrainSequence], batch: PackedMicrobatch, values: Tensor
-) -> None:
+) -> BackendError:
     finite = torch.isfinite(values)
-    if bool(finite.all()):
-        return
     parts = zip(sequences, finite.split(list(batch.response_lengths)), strict=True)
     keys = [str(sequence.key) for sequence, part in parts if not bool(part.all())]
-    raise BackendError(
+    return BackendError(
         f"microbatch {index}: the {what} of {int((~finite).sum())} tokens is not finite, in samples {', '.join(keys)}"
         " (prompt, sample); the weights are unchanged",
         remedy="Look at the advantages and old log-probs of these samples; a lower trainer.lr may help.",

@@ -13,6 +13,8 @@ from vime_megatron.autograd import apply
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits that are held in fp32 at a time. Chunks are whole tokens: they change no bit."""
+DEVICE_CHUNK_ELEMENTS = 1 << 27
+"""The same on a GPU, where small chunks would be many launches."""
 
 
 def token_log_probs(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -54,7 +56,8 @@ class _TokenLogProbs(torch.autograd.Function):
 
 
 def _chunks(first: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
-    rows = max(1, CHUNK_ELEMENTS // first.shape[-1])
+    elements = DEVICE_CHUNK_ELEMENTS if first.is_cuda else CHUNK_ELEMENTS
+    rows = max(1, elements // first.shape[-1])
     return [tensor.split(rows) for tensor in (first, *others)]
 
 

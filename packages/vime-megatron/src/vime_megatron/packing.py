@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,8 +96,14 @@ def _kept(sequences: Sequence[TrainSequence], device: torch.device) -> tuple[Ten
 
 def flatten(arrays: Sequence[Float32Array], device: torch.device) -> Tensor:
     """One fp32 array [R] a sequence as one tensor [N]."""
-    return torch.from_numpy(np.concatenate(arrays).astype(np.float32, copy=False)).to(device)
+    return upload(np.concatenate(arrays).astype(np.float32, copy=False), device)
+
+
+def upload(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Values of the host on the device, without waiting for what the device has yet to do."""
+    host = torch.from_numpy(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def _on(device: torch.device, parts: Sequence[NDArray[np.int64]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64, copy=False)).to(device)
+    return upload(np.concatenate(parts).astype(np.int64, copy=False), device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from vime_core.types import (
     TrainSequence,
     TrainStepResult,
 )
-from vime_megatron.accumulate import HostTokens, StepTotals, score_tokens
+from vime_megatron.accumulate import ScoredTokens, StepTotals, score_tokens
 from vime_megatron.aligned.draws import draw_again
 from vime_megatron.aligned.holding import hold_contract
 from vime_megatron.aligned.model import AlignedModel
@@ -92,13 +93,14 @@ class TrainerRank:
 
     def log_probs(self, microbatches: Microbatches) -> list[Float32Array]:
         """See `vime_core.backends.Trainer`."""
-        scored: list[list[Float32Array]] = []
+        found: list[tuple[PackedMicrobatch, Tensor]] = []
         with torch.no_grad():
             for index in own_share(len(microbatches)):
                 batch = self._pack(microbatches[index])
-                scored.append(batch.split(self._model(batch, self._temperature)))
+                found.append((batch, self._model(batch, self._temperature)))
             if (extra := companion(len(microbatches))) is not None:
                 self._model(self._pack(microbatches[extra]), self._temperature)
+        scored = [batch.split(values) for batch, values in found]  # only now does the host wait
         return [values for microbatch in by_microbatch(scored) for values in microbatch]
 
     def keep_reference(self) -> None:
@@ -226,7 +228,7 @@ class TrainerRank:
 
     def _accumulate(self, microbatches: Microbatches, loss: LossFunction) -> StepTotals:
         """Leave the step's gradients in the buffers, summed over microbatches and ranks."""
-        own, totals = list[HostTokens](), StepTotals()
+        own, totals = list[ScoredTokens](), StepTotals()
         self._optimization.zero_gradients()
         for index in own_share(len(microbatches)):
             sequences = microbatches[index]
@@ -234,10 +236,11 @@ class TrainerRank:
             scored: Tensor = self._optimization.model(batch, self._temperature, **_asked_of_the_model(loss))
             tokens = score_tokens(index, sequences, batch, scored, loss)
             tokens.weighted_loss.backward()
-            own.append(tokens.on_host())
+            own.append(replace(tokens, weighted_loss=tokens.weighted_loss.detach()))
         if (extra := companion(len(microbatches))) is not None:
             (self._optimization.model(self._pack(microbatches[extra]), self._temperature) * 0.0).sum().backward()
-        for tokens in by_microbatch(own):
+        # Only now does the host wait: until here it was ahead of a GPU, which never ran dry between microbatches.
+        for tokens in by_microbatch([tokens.on_host() for tokens in own]):
             totals.add(tokens)
         self._optimization.reduce_gradients()
         _require_finite(self._optimization.gradients())
@@ -293,7 +296,7 @@ def _held_instead(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]
 def _require_finite(gradients: Iterator[tuple[str, Tensor]]) -> None:
     """Raise BackendError before the weights change, naming the first tensor."""
     names, tensors = zip(*gradients, strict=True)
-    squares = torch.stack([tensor.norm() for tensor in tensors]).square()
+    squares = torch.stack(torch._foreach_norm(tensors)).square()
     if not bool(squares.sum().isfinite()):
         finite = [bool(flag) for flag in squares.isfinite().tolist()]
         worst = names[finite.index(False)] if False in finite else names[int(squares.argmax())]

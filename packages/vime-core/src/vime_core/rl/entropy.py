@@ -11,6 +11,8 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits that are held in fp32 at a time. Chunks are whole tokens."""
+DEVICE_CHUNK_ELEMENTS = 1 << 27
+"""The same on a GPU, where small chunks would be many launches."""
 
 
 def token_entropies(logits_NV: Tensor, temperature: float) -> Tensor:
@@ -54,5 +56,6 @@ def _surprise(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
 
 
 def _chunks(values: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
-    width = (values if like is None else like).shape[-1]
-    return values.split(max(1, CHUNK_ELEMENTS // width))
+    logits = values if like is None else like
+    elements = DEVICE_CHUNK_ELEMENTS if logits.is_cuda else CHUNK_ELEMENTS
+    return values.split(max(1, elements // logits.shape[-1]))

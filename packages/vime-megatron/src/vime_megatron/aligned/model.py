@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
+import numpy as np
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from vime_core.numerics import Operations, rope_table
 from vime_megatron.aligned.sequences import AlignedSequences
 from vime_megatron.aligned.side import AlignedParts
 from vime_megatron.model import PolicyModel
-from vime_megatron.packing import PackedMicrobatch
+from vime_megatron.packing import PackedMicrobatch, upload
 from vime_megatron.structures.types import Blueprint
 
 
@@ -74,10 +74,10 @@ class AlignedModel(PolicyModel):
         return logits
 
     def _aligned_sequences(self, batch: PackedMicrobatch) -> AlignedSequences:
-        lengths = torch.tensor([0, *batch.lengths], device=batch.positions.device)
+        starts = np.cumsum((0, *batch.lengths), dtype=np.int64)
         return AlignedSequences(
             qkv_format="thd",
             positions=batch.positions,
-            cu_seqlens=lengths.cumsum(0),
+            cu_seqlens=upload(starts, batch.positions.device),
             rope_table=self.get_buffer("rope_table"),
         )
