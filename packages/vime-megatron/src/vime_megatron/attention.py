@@ -1,7 +1,9 @@
-"""Causal attention over packed sequences, one sequence at a time: no sequence's numbers depend on another's.
+"""Causal attention over packed sequences.
 
-On the CPU the softmax is written out and its scores are computed again in the backward, which is three times as fast
-as torch's fused kernel at these lengths and keeps no [n, n] matrix. On CUDA torch's fused kernels run.
+On the CPU one sequence after another, so that no sequence's numbers depend on another's: the softmax is written out
+and its scores are computed again in the backward, which is three times as fast as torch's fused kernel at these lengths
+and keeps no [n, n] matrix. On CUDA torch's flash kernels take the whole pack in one call; their deterministic backward
+adds the gradient of the queries in as many parts as the number of sequences leaves multiprocessors for.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -21,7 +23,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from vime_megatron.autograd import apply
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scale: float, starts: Tensor | None = None
+) -> Tensor:
     """Causal attention within each sequence of a pack.
 
     Args:
@@ -30,14 +34,29 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequenc
         value: like ``key``.
         lengths: tokens of each sequence; they sum to T.
         scale: factor on the scores.
+        starts: int32 [sequences + 1] on the device, the first token of each sequence, and T; for a single call on a
+            GPU.
 
     Returns:
         [T, heads, D] in the query's dtype.
     """
     if query.is_cuda:
+        if starts is not None and takes_packs(query):
+            return at_once(query, key, value, starts, max(lengths), scale)
         parts = zip(*(tensor.split(list(lengths)) for tensor in (query, key, value)), strict=True)
         return torch.cat([_fused(q, k, v, scale) for q, k, v in parts])
     return apply(_CausalSoftmax, query, key, value, tuple(lengths), scale)
+
+
+def takes_packs(query: Tensor) -> bool:
+    """Whether torch's flash kernel has an entry for packs of this dtype and head size."""
+    return query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+
+
+def at_once(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float) -> Tensor:
+    """All sequences in one call of the flash kernel, [T, heads, D]; ``longest`` is the most tokens of a sequence."""
+    flash: Any = torch.ops.aten._flash_attention_forward
+    return flash(query, key, value, starts, starts, longest, longest, 0.0, True, False, scale=scale)[0]
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -22,7 +23,7 @@ from vime_megatron.embedding import lookup
 from vime_megatron.log_prob import token_log_probs
 from vime_megatron.mapping import check_complete, to_megatron
 from vime_megatron.model_directory import ModelDirectory
-from vime_megatron.packing import PackedMicrobatch
+from vime_megatron.packing import PackedMicrobatch, upload
 from vime_megatron.parallel import unchanged_environment
 from vime_megatron.rope import rope_table
 from vime_megatron.sharding import gather_columns, shard, whole_shape
@@ -96,7 +97,8 @@ class PolicyModel(GPTModel):
 
     def _sequences(self, batch: PackedMicrobatch) -> PackedSequences:
         angles: Tensor = self.get_buffer("rope_table")[:, batch.positions, None]
-        return PackedSequences(qkv_format="thd", lengths=batch.lengths, cos=angles[0], sin=angles[1])
+        starts = upload(np.cumsum((0, *batch.lengths), dtype=np.int32), batch.positions.device)
+        return PackedSequences(qkv_format="thd", lengths=batch.lengths, cos=angles[0], sin=angles[1], starts=starts)
 
 
 def build_model(

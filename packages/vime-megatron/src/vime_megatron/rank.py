@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -296,7 +296,8 @@ def _held_instead(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]
 def _require_finite(gradients: Iterator[tuple[str, Tensor]]) -> None:
     """Raise BackendError before the weights change, naming the first tensor."""
     names, tensors = zip(*gradients, strict=True)
-    squares = torch.stack(torch._foreach_norm(tensors)).square()
+    norms: tuple[Tensor, ...] = cast("Any", torch)._foreach_norm(tensors)  # few launches for all
+    squares = torch.stack(norms).square()
     if not bool(squares.sum().isfinite()):
         finite = [bool(flag) for flag in squares.isfinite().tolist()]
         worst = names[finite.index(False)] if False in finite else names[int(squares.argmax())]

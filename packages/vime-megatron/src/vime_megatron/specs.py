@@ -34,12 +34,14 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 class PackedSequences(PackedSeqParams):
     """Megatron's description of a pack, with the lengths on the host and each token's rotary angles.
 
-    ``cos`` and ``sin`` are fp32 [T, 1, head_dim / 2]: looked up once a microbatch, not once a layer.
+    ``cos`` and ``sin`` are fp32 [T, 1, head_dim / 2]: looked up once a microbatch, not once a layer. ``starts`` is
+    int32 [sequences + 1], the first token of each sequence, and T.
     """
 
     lengths: tuple[int, ...] = ()
     cos: Tensor | None = None
     sin: Tensor | None = None
+    starts: Tensor | None = None
 
 
 class PackedCausalAttention(torch.nn.Module):
@@ -67,7 +69,8 @@ class PackedCausalAttention(torch.nn.Module):
         assert cos is not None
         assert sin is not None
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        return packed_attention(query, key, value, packed_seq_params.lengths, self.scale).flatten(1)
+        pack = packed_seq_params
+        return packed_attention(query, key, value, pack.lengths, self.scale, pack.starts).flatten(1)
 
 
 def with_bias(kind: Callable[..., Module], wanted: bool, *sizes: int, **given: Any) -> Module:
