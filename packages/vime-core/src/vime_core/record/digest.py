@@ -16,7 +16,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -112,11 +112,20 @@ def merkle_root(leaves: Mapping[str, str]) -> str:
     Raises:
         RecordError: a leaf is not 64 hex digits.
     """
-    level = [_node(b"leaf", name.encode(), _leaf_bytes(name, leaf)) for name, leaf in leaves.items()]
+    return _root(tuple(leaves.items()))
+
+
+@lru_cache(maxsize=16)
+def _root(leaves: tuple[tuple[str, str], ...]) -> str:
+    """Remembered, because a step's roots are asked for where they are made and again where they are checked."""
+    level = [_leaf_node(name, _leaf_bytes(name, leaf)) for name, leaf in leaves]
     while len(level) > 1:
-        pairs = [_node(b"node", level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        pairs = [
+            blake3(b"".join((_NODE, left, _SIZE, right))).digest()
+            for left, right in zip(level[::2], level[1::2], strict=False)
+        ]
         level = pairs + level[len(level) - len(level) % 2 :]
-    return (level[0] if level else _node(b"empty")).hex()
+    return (level[0] if level else blake3(_frame(_MERKLE, b"empty")).digest()).hex()
 
 
 def _start_hash(tensor: Tensor, queues: dict[torch.device, HashQueue | None]) -> Callable[[], bytes]:
@@ -175,12 +184,19 @@ def _leaf(name: str, dtype: str, shape: tuple[int, ...], digest: bytes) -> str:
     return blake3(_frame(_TENSOR, name.encode(), dtype.encode(), sizes, digest)).hexdigest()
 
 
-def _node(kind: bytes, *parts: bytes) -> bytes:
-    return blake3(_frame(_MERKLE, kind, *parts)).digest()
+def _leaf_node(name: str, leaf: bytes) -> bytes:
+    encoded = name.encode()
+    return blake3(b"".join((_LEAF, len(encoded).to_bytes(8, "little"), encoded, _SIZE, leaf))).digest()
 
 
 def _frame(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+# What the frames of a tree have in common, made once: there are thousands in a step.
+_SIZE: Final = (32).to_bytes(8, "little")
+_LEAF: Final = _frame(_MERKLE, b"leaf")
+_NODE: Final = _frame(_MERKLE, b"node") + _SIZE
 
 
 def _leaf_bytes(name: str, leaf: str) -> bytes:
