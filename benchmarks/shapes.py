@@ -1,6 +1,6 @@
 """Model directories of published shapes with random weights of a realistic scale, for benchmarks and verdicts.
 
-    python benchmarks/shapes.py NAME DIRECTORY
+    python benchmarks/shapes.py NAME DIRECTORY [LAYERS]
 
 Names: Qwen2.5-0.5B, Qwen3-4B, SmolLM2-135M. The tokenizer is a byte-level one, whatever the vocabulary's size.
 """
@@ -62,4 +62,4 @@ def write_model(name: str, directory: Path, layers: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    write_model(sys.argv[1], Path(sys.argv[2]))
+    write_model(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -96,6 +96,16 @@ def wall_rows(name: str, weights: Named) -> list[list[object]]:
     return [[name, len(weights), size / 1e9, label, time, size / time / 1e9] for label, time in rows]
 
 
+def step_rows(name: str, weights: Named) -> list[list[object]]:
+    """All that a step digests: weights, and in fp32 gradients, masters and both moments (one memory for the four)."""
+    wide = {key: tensor.float() for key, tensor in weights.items()}
+    kinds = ("gradient", "master", "exp_avg", "exp_avg_sq")
+    step = weights | {f"{key}.{kind}": tensor for key, tensor in wide.items() for kind in kinds}
+    size = sum(tensor.nbytes for tensor in step.values())
+    taken = wall_ms(lambda: digest_tensors(step.items()), 5)
+    return [[name, len(step), size / 1e9, "`digest_tensors` of a whole step", taken, size / taken / 1e9]]
+
+
 def _queued(weights: Named) -> list[bytes]:
     queue = hash128_cuda.HashQueue(CUDA)
     found = [queue.add(tensor) for tensor in weights.values()]
@@ -158,7 +168,7 @@ def main() -> None:
     seven = qwen(3584, 28, 18_944, 512, 152_064, False)
     rows += device_rows("7B", list(seven.values()))
     table("On the device", ["tensors", "work", "ms", "TB/s"], rows)
-    walls = wall_rows("0.5B", small) + wall_rows("7B", seven)
+    walls = wall_rows("0.5B", small) + step_rows("0.5B", small) + wall_rows("7B", seven) + step_rows("7B", seven)
     table("As the caller waits", ["set", "tensors", "GB", "call", "ms", "TB/s"], walls)
     del seven
     table("Small tensors, as the caller waits", ["tensors", "us"], small_rows())
