@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -133,7 +134,7 @@ def add_a_file(checkpoint: Path) -> None:
 
 def another_format(checkpoint: Path) -> None:
     file = checkpoint / "state.json"
-    file.write_text(file.read_text().replace("vime-checkpoint/1", "vime-checkpoint/9"))
+    file.write_text(file.read_text().replace("vime-checkpoint/2", "vime-checkpoint/9"))
 
 
 def rename(checkpoint: Path) -> None:
@@ -250,6 +251,59 @@ def test_without_a_promise_the_steps_after_the_checkpoint_are_done_anew(
     found = RunRecord.open(record)
     assert (found.manifest.resumed[0].step, found.manifest.resumed[0].recorded) == (1, 2)
     assert found.check().holds
+
+
+@pytest.mark.parametrize("every", [1, 0])
+def test_steps_are_cut_only_when_a_new_one_is_there(
+    place: Path, whole: tuple[Path, Points], tmp_path: Path, every: int
+) -> None:
+    """Killed before and right after the new step's line is there; every point between: test_replacing.py."""
+    stopped = tmp_path / "stopped"
+    assert forked(run, tmp_path / "off", place / "cache", 0, "run.policy=off", f"run.checkpoint_every={every}") == 0
+    points = json.loads((tmp_path / "off.points").read_text())
+    kill = len(points) - points[::-1].index(["written", "steps.jsonl"])
+    assert forked(run, stopped, place / "cache", kill, "run.policy=off", f"run.checkpoint_every={every}") == KILLED
+    before = left(stopped)
+    assert before is not None
+    assert len(before.lines) == 2
+    shutil.copytree(stopped, tmp_path / "again")
+    assert forked(resume_with_other_seeds, tmp_path / "again") == 0
+    again = json.loads((tmp_path / "again.points").read_text())
+    line = again.index(["renamed", "steps.jsonl"]) + 1
+    for number, new in ((line - 5, 0), (line, 1)):
+        record = Path(shutil.copytree(stopped, tmp_path / f"anew-{number}"))
+        assert forked(resume_with_other_seeds, record, number) == KILLED
+        found = RunRecord.open(record)
+        assert found.check().findings == ()
+        assert found.step_lines[:every] == before.lines[:every]
+        assert len(found.step_lines) == (every + 1 if new else 2)
+        assert len({*found.step_lines} - {*before.lines}) == new
+        assert forked(resume_with_other_seeds, record) == 0
+        after = RunRecord.open(record)
+        assert (after.manifest.status, after.check().findings, len(after.steps)) == ("complete", (), 2)
+        assert list(record.rglob(".*")) == []
+
+
+def edit_setting(record: Path, section: str, name: str, value: object) -> None:
+    manifest = json.loads((record / "manifest.json").read_text())
+    manifest["config"][section][name] = value
+    (record / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_setting_that_was_edited_is_refused_by_name(stopped: Path) -> None:
+    assert RunRecord.open(stopped).check().findings == ()
+    edit_setting(stopped, "trainer", "lr", 1.0)
+    says = r"its configuration is not that of checkpoints/step-000001: trainer.lr is 1.0, and was "
+    with pytest.raises(VimeError, match=says):
+        open_resumption(stopped, [])
+    assert re.search(says, RunRecord.open(stopped).check().findings[0])
+
+
+def test_a_setting_that_was_edited_is_refused_without_a_checkpoint_too(stopped: Path) -> None:
+    shutil.rmtree(stopped / "checkpoints" / "step-000001")
+    edit_setting(stopped, "trainer", "lr", 1.0)
+    with pytest.raises(VimeError, match="its configuration was changed: the digest is"):
+        open_resumption(stopped, [])
 
 
 REFERENCE = ("algorithm.ppo-clip.kl_coefficient=0.1", "algorithm.reference_update_every=1")

@@ -88,10 +88,12 @@ def run(record: Path, cache: Path, kill_at: int = 0, *overrides: str) -> None:
 
 
 def resume(record: Path, kill_at: int = 0, *overrides: str) -> None:
-    """Resume a run, and die at write point number ``kill_at``."""
+    """Resume a run that dies at write point number ``kill_at``, and writes its points beside it."""
     config, plugins, resumption = open_resumption(record, overrides)
-    with observed(_killer(kill_at, [])):
+    points: list[tuple[str, str]] = []
+    with observed(_killer(kill_at, points)):
         execute(config, plugins, resumption)
+    record.with_suffix(".points").write_text(json.dumps(points))
 
 
 def _killer(kill_at: int, points: list[tuple[str, str]]) -> Observer:
@@ -118,11 +120,11 @@ def resume_forgetting(record: Path, forgotten: str) -> None:
     resume(record)
 
 
-def resume_with_other_seeds(record: Path) -> None:
-    """Resume with an engine that samples with other seeds."""
+def resume_with_other_seeds(record: Path, kill_at: int = 0) -> None:
+    """Resume with an engine that samples with other seeds, and die at write point number ``kill_at``."""
     answer = bigram.Rollout._answer
     bigram.Rollout._answer = lambda self, request: answer(self, replace(request, seed=request.seed + 1))
-    resume(record)
+    resume(record, kill_at)
 
 
 def resume_and_compare(record: Path, whole: Path, before: Left | None) -> None:

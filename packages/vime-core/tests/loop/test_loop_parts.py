@@ -169,7 +169,14 @@ def test_a_log_prob_that_is_no_number_stops_the_run(side: str) -> None:
 
 def test_a_checkpoint_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     state = LoopState(
-        run_id="r", next_step=3, weight_version=3, run_seed=1, weights_root="a", optimizer_root="b", steps_digest="c"
+        run_id="r",
+        next_step=3,
+        weight_version=3,
+        run_seed=1,
+        weights_root="a",
+        optimizer_root="b",
+        steps_digest="c",
+        settings={"trainer.lr": 1e-6},
     )
 
     def save(directory: Path) -> None:

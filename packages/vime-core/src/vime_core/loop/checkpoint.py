@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +16,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vime_core.backends import Trainer
 from vime_core.errors import RecordError
+from vime_core.record.layout import CHECKPOINTS, STATE
 from vime_core.record.points import reached
 
-FORMAT: Final = "vime-checkpoint/1"
-CHECKPOINTS: Final = "checkpoints"
-STATE: Final = "state.json"
+FORMAT: Final = "vime-checkpoint/2"
 TRAINER: Final = "trainer"
 
 
@@ -34,6 +34,7 @@ class LoopState(BaseModel):
         weights_root: Merkle root of the trainer's weights.
         optimizer_root: the same of its optimizer's state.
         steps_digest: blake3 of the lines of ``steps.jsonl`` before ``next_step``.
+        settings: what the run began with, by dotted key, but for keys that a resume may change.
         loop: whatever else the loop carries from step to step, as JSON.
     """
 
@@ -46,6 +47,7 @@ class LoopState(BaseModel):
     weights_root: str
     optimizer_root: str
     steps_digest: str
+    settings: Mapping[str, Any]
     loop: Mapping[str, Any] = {}
 
 
@@ -67,7 +69,7 @@ def checkpoint_directory(record: Path, step: int) -> Path:
 
 def last_checkpoint(record: Path) -> Path | None:
     """The checkpoint of the most steps, or None. A half-written one has no such name."""
-    found = (path for path in (record / CHECKPOINTS).glob("step-*") if path.name.removeprefix("step-").isdigit())
+    found = (path for path in (record / CHECKPOINTS).glob("step-*") if re.fullmatch(r"step-[0-9]+", path.name))
     return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from blake3 import blake3
 
@@ -22,12 +22,7 @@ from vime_core.record.digest import digest_tensors, merkle_root
 from vime_core.record.lock import DirectoryLock
 from vime_core.record.reader import RunRecord
 from vime_core.record.schema import Manifest, PluginEntry
-
-CHANGEABLE: Final = (
-    *("run.steps", "run.sinks", "run.checkpoint_every"),
-    *("run.ray.address", "run.ray.placement", "run.ray.wait_s"),
-)
-"""Keys that a resumed run may have otherwise: they decide no bit of a step."""
+from vime_core.record.settings import CHANGEABLE, changed_settings
 
 
 @dataclass(frozen=True)
@@ -187,6 +182,8 @@ def _foreign(state: LoopState, record: RunRecord, config: RunConfig, checkpoint:
         yield f"it is of step {state.next_step}"
     if state.run_id != record.manifest.run_id:
         yield f"it is of run {state.run_id!r}, the record of run {record.manifest.run_id!r}"
+    if changed := next(changed_settings(state.settings, record.manifest.config), ""):
+        yield f"it is of other settings: {changed}"
     if state.run_seed != config.run.seed:
         yield f"it is of run.seed = {state.run_seed}"
     if len(lines) != state.next_step or blake3(b"".join(lines)).hexdigest() != state.steps_digest:

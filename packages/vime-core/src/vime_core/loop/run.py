@@ -19,6 +19,7 @@ from vime_core.plugins.manager import PluginManager
 from vime_core.record.digest import digest_tensors, merkle_root
 from vime_core.record.points import observed
 from vime_core.record.reader import RunRecord
+from vime_core.record.settings import deciding
 from vime_core.scratch import run_scratch
 
 log = logging.getLogger("vime")
@@ -78,6 +79,7 @@ def _checkpoint(session: Session, step: int) -> None:
             weights_root=merkle_root(digest_tensors(session.trainer.weights())),
             optimizer_root=merkle_root(digest_tensors(session.trainer.optimizer_state())),
             steps_digest=session.writer.digest_before(step + 1),
+            settings=deciding(session.writer.manifest.config),
             loop={"next_prompt": session.next_prompt},
         )
         write_checkpoint(session.trainer, session.config.run.output, state)

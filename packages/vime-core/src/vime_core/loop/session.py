@@ -6,7 +6,6 @@ import platform
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from vime_core import __version__
 from vime_core.backends import ReferenceTrainer, Rollout, Trainer
@@ -26,6 +25,7 @@ from vime_core.loop.streams import EvaluationStream
 from vime_core.plugins.manager import PluginManager
 from vime_core.record.digest import merkle_root
 from vime_core.record.schema import Manifest, ProcessEntry, ResumeEntry
+from vime_core.record.settings import with_changeable
 from vime_core.record.writer import RecordWriter
 from vime_core.sinks import Sink
 from vime_core.types import Completion
@@ -33,8 +33,10 @@ from vime_core.types import Completion
 
 @dataclass
 class Session:
-    """Everything that a step needs. Only ``weight_version`` and ``next_prompt`` (in the order of prompts) change.
+    """Everything that a step needs. ``weight_version``, ``next_prompt`` (in the order of prompts) and ``rewind_to``
+    change, nothing else.
 
+    ``rewind_to`` is the step from which on the sinks must forget what they were told, before they hear of it again.
     ``first_step`` is where this process begins; ``reference`` the trainer, where a reference model is needed.
     """
 
@@ -49,10 +51,18 @@ class Session:
     trainer: Trainer
     writer: RecordWriter
     sinks: tuple[Sink, ...]
+    rewind_to: int | None = None
     weight_version: int = 0
     first_step: int = 0
     next_prompt: int = 0
     reference: ReferenceTrainer | None = None
+
+    def rewind_sinks(self) -> None:
+        """Not before the first step is there to be told anew: what is kept of earlier ones is kept until then."""
+        first, self.rewind_to = self.rewind_to, None
+        if first is not None:
+            for sink in self.sinks:
+                sink.rewind(first)
 
     def decode(self, completions: Sequence[Completion]) -> list[str]:
         """The text of each response, without special tokens."""
@@ -71,7 +81,7 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
         scorer = stack.enter_context(open_scorer(config, plugins))
         writer = stack.enter_context(_writer(config, policy, plugins, resumption))
         sides = stack.enter_context(open_sides(parts))
-        _record_start(writer, sides, resumption)
+        _record_start(writer, sides, resumption, replaces=not policy.repeats)
         require_entropy(parts.algorithm, sides.trainer)
         reference = reference_trainer(parts.algorithm, sides.trainer)
         version = restore(resumption, sides.trainer, sides.rollout) if resumption else 0
@@ -90,7 +100,8 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
                 rollout=sides.rollout,
                 trainer=sides.trainer,
                 writer=writer,
-                sinks=_sinks(preparation, opened, first if resumption else None),
+                sinks=_sinks(preparation, opened),
+                rewind_to=first if resumption else None,
                 weight_version=version,
                 first_step=first,
                 next_prompt=resumption.next_prompt if resumption else 0,
@@ -105,15 +116,12 @@ def _writer(
     if resumption is None:
         return RecordWriter.create(config.run.output, _manifest(config, policy, plugins))
     require_same_software(resumption.record.manifest, policy, plugins)
-    steps = {**resumption.record.manifest.config, "run": _run_table(config, resumption)}
-    keep = None if policy.repeats else resumption.next_step
-    return RecordWriter.resume(config.run.output, keep=keep, config=steps)
-
-
-def _run_table(config: RunConfig, resumption: Resumption) -> Mapping[str, Any]:
-    """The section ``run`` as it was, with what may change: the record keeps the name that it began under."""
-    recorded = resumption.record.manifest.config["run"]
-    return {**resolved_table(config)["run"], "output": recorded["output"]}
+    began = resumption.record.manifest.config
+    return RecordWriter.resume(
+        config.run.output,
+        replace_from=None if policy.repeats else resumption.next_step,
+        config=with_changeable(began, resolved_table(config)),
+    )
 
 
 def _manifest(config: RunConfig, policy: DeterminismPolicy, plugins: PluginManager) -> Manifest:
@@ -136,14 +144,14 @@ def _platform() -> Mapping[str, str]:
     }
 
 
-def _record_start(writer: RecordWriter, sides: Sides, resumption: Resumption | None) -> None:
+def _record_start(writer: RecordWriter, sides: Sides, resumption: Resumption | None, *, replaces: bool) -> None:
     alignment = sides.parts.alignment
     contract = "" if alignment is None else alignment.contract.to_json()
     processes = tuple(ProcessEntry(**asdict(report)) for report in sides.reports)
     manifest = writer.manifest
     if resumption is not None:
         require_same_start(manifest, sides.initial_weights, contract)
-        writer.update_manifest(resumed=(*manifest.resumed, _resumed(resumption, sides, processes)))
+        writer.update_manifest(resumed=(*manifest.resumed, _resumed(resumption, sides, processes, replaces=replaces)))
     if not manifest.initial_weights:
         writer.update_manifest(
             processes=processes,
@@ -153,10 +161,13 @@ def _record_start(writer: RecordWriter, sides: Sides, resumption: Resumption | N
         )
 
 
-def _resumed(resumption: Resumption, sides: Sides, processes: tuple[ProcessEntry, ...]) -> ResumeEntry:
+def _resumed(
+    resumption: Resumption, sides: Sides, processes: tuple[ProcessEntry, ...], *, replaces: bool
+) -> ResumeEntry:
     return ResumeEntry(
         step=resumption.next_step,
         recorded=len(resumption.record.steps),
+        replaces=replaces,
         vime_version=__version__,
         plugins=plugin_entries(sides.parts.plugins),
         platform=_platform(),
@@ -164,12 +175,10 @@ def _resumed(resumption: Resumption, sides: Sides, processes: tuple[ProcessEntry
     )
 
 
-def _sinks(preparation: Preparation, stack: ExitStack, rewind_to: int | None) -> tuple[Sink, ...]:
+def _sinks(preparation: Preparation, stack: ExitStack) -> tuple[Sink, ...]:
     opened: list[Sink] = []
     for entry in preparation.sinks:
         sink = GuardedSink(preparation.plugins, entry, preparation.config.run.output)
         stack.callback(sink.close)
-        if rewind_to is not None:
-            sink.rewind(rewind_to)
         opened.append(sink)
     return tuple(opened)

@@ -84,6 +84,7 @@ def run_step(session: Session, step: int) -> dict[str, float]:
         entry = entry.model_copy(
             update={"evaluation": sampled_digests(sample_columns(evaluation))} if evaluation else {}
         )
+        session.rewind_sinks()
         session.writer.write_step(entry, samples, train_log_probs, advantages, evaluation, reference)
     require_aligned_evaluation(session, step, evaluation, again)
     require_aligned(session.config.alignment.contract, f"step {step}", samples, [*updates[0].log_probs, *later])

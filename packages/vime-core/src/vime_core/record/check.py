@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vime_core.errors import RecordError
 from vime_core.record.digest import merkle_root
-from vime_core.record.layout import EVALUATION, METRICS, SAMPLES, STEPS, evaluation_path, samples_path
+from vime_core.record.layout import EVALUATION, METRICS, SAMPLES, STEPS, samples_path
 from vime_core.record.metrics import by_set, metric_findings
 from vime_core.record.samples import (
     Columns,
@@ -26,6 +26,7 @@ from vime_core.record.samples import (
 )
 from vime_core.record.schema import Digests, StepEntry
 from vime_core.record.seal import seal_findings
+from vime_core.record.settings import settings_findings
 
 if TYPE_CHECKING:
     from vime_core.record.reader import RunRecord
@@ -90,7 +91,7 @@ def evaluation_findings(entry: StepEntry, columns: Columns | None) -> list[str]:
 
 
 def _stored_evaluation(record: RunRecord, entry: StepEntry) -> list[str]:
-    if not evaluation_path(record.directory, entry.step).exists():
+    if not record.has_evaluation(entry.step):
         due = _due(record, entry.step) and not entry.evaluation
         return ["an evaluation was due, but none is recorded"] if due else evaluation_findings(entry, None)
     try:
@@ -179,8 +180,10 @@ def _start_findings(record: RunRecord) -> Iterator[str]:
             yield f"manifest: its configuration's section {section!r} is no table"
     if manifest.initial_weights or manifest.model_root:
         yield from _root_finding("manifest: initial weights", manifest.initial_weights, manifest.model_root)
+    yield from settings_findings(record)
     for entry in manifest.resumed:
-        if not 0 <= entry.step <= entry.recorded <= len(record.steps):
+        kept = entry.step if entry.replaces else entry.recorded
+        if not 0 <= entry.step <= entry.recorded or kept > len(record.steps):
             yield (
                 f"manifest: resumed at step {entry.step} with {entry.recorded} steps recorded,"
                 f" and {len(record.steps)} are there"

@@ -50,7 +50,7 @@ def create_directory(directory: Path) -> None:
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir()
         reached("created", directory)
-        _sync_directory(directory.parent)
+        sync_directory(directory.parent)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -62,7 +62,7 @@ def write_whole(path: Path, data: bytes) -> None:
             _write_and_close(descriptor, data, unfinished)
             os.replace(unfinished, path)
             reached("renamed", path)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
@@ -79,7 +79,7 @@ def append_whole(path: Path, data: bytes) -> None:
             os.truncate(path, before)
             raise
         if before == 0:
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
 
 
 def cut_file(path: Path, size: int) -> None:
@@ -129,7 +129,8 @@ def _write(descriptor: int, data: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Put a directory's names on disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -12,6 +12,8 @@ SEAL: Final = "seal.json"
 SAMPLES: Final = "samples"
 EVALUATION: Final = "evaluation"
 TAPS: Final = "taps"
+CHECKPOINTS: Final = "checkpoints"
+STATE: Final = "state.json"
 TOP_FILES: Final = (MANIFEST, STEPS, METRICS)
 FOLDERS: Final = (SAMPLES, EVALUATION, TAPS)
 """What belongs to a record, besides checkpoints: nothing may be added to it once it is sealed."""

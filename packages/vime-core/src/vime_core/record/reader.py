@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from vime_core.errors import RecordError
 from vime_core.record.check import RecordCheck, check_record
 from vime_core.record.layout import MANIFEST, METRICS, STEPS, evaluation_path, samples_path
 from vime_core.record.parquet import from_parquet
+from vime_core.record.replacing import stored_path
 from vime_core.record.samples import REFERENCE, SAMPLE_FIELDS, Column, require_order, sample_keys, samples_from
 from vime_core.record.schema import FORMAT, Manifest, StepEntry
 from vime_core.record.seal import read_seal
@@ -81,6 +82,10 @@ class RunRecord:
         """The lines of ``steps.jsonl`` with their newlines, unfinished line excluded."""
         return tuple(line + b"\n" for line in self._step_bytes.split(b"\n")[:-1])
 
+    @cached_property
+    def _line_of(self) -> Mapping[int, bytes]:
+        return {entry.step: line for entry, line in zip(self.steps, self.step_lines, strict=True)}
+
     @property
     def steps_digest(self) -> str:
         """blake3 of ``steps.jsonl``, unfinished line excluded."""
@@ -88,7 +93,7 @@ class RunRecord:
 
     def columns(self, step: int) -> dict[str, Column]:
         """The columns of a step's samples. Raises RecordError when the file is missing or damaged."""
-        return from_parquet(samples_path(self.directory, step))
+        return from_parquet(self._stored(samples_path, step))
 
     def step_samples(self, step: int) -> StepSamples:
         """A step's samples, advantages and train log-probs.
@@ -112,7 +117,15 @@ class RunRecord:
 
     def evaluation_columns(self, step: int) -> dict[str, Column]:
         """The columns of the evaluation before a step. Raises RecordError when the file is missing or damaged."""
-        return from_parquet(evaluation_path(self.directory, step), SAMPLE_FIELDS)
+        return from_parquet(self._stored(evaluation_path, step), SAMPLE_FIELDS)
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether responses of an evaluation before a step are stored."""
+        return self._stored(evaluation_path, step).exists()
+
+    def _stored(self, path_of: Callable[[Path, int], Path], step: int) -> Path:
+        path, line = path_of(self.directory, step), self._line_of.get(step)
+        return path if line is None else stored_path(path, line)
 
     def evaluation_samples(self, step: int) -> list[Sample]:
         """The responses of the evaluation before a step, in (prompt index, sample index) order. Raises RecordError."""

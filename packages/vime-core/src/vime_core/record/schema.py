@@ -45,7 +45,9 @@ class ResumeEntry(Entry):
     step: int
     """The first step that was done after the checkpoint (or after the start, without one)."""
     recorded: int
-    """How many steps the record held; those from ``step`` on were done again and compared with it."""
+    """How many steps the record held; those from ``step`` on were done again."""
+    replaces: bool = False
+    """They were done anew and replaced, as under the policy `off`; else compared with what was recorded."""
     vime_version: str
     plugins: tuple[PluginEntry, ...]
     platform: Mapping[str, str]
@@ -60,6 +62,8 @@ class Manifest(Entry):
     """Drawn by the writer, so that a record and its copy are not taken for two runs."""
     vime_version: str
     config: Mapping[str, Any]
+    config_digest: str = ""
+    """blake3 of ``config`` (`vime_core.record.settings`), by the writer."""
     policy: str
     contract: str = ""
     plugins: tuple[PluginEntry, ...] = ()

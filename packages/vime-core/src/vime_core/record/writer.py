@@ -27,9 +27,11 @@ from vime_core.record.layout import EVALUATION, MANIFEST, RESERVE, SAMPLES, SEAL
 from vime_core.record.lock import DirectoryLock
 from vime_core.record.parquet import to_parquet
 from vime_core.record.reader import RunRecord
+from vime_core.record.replacing import replace_steps, settle
 from vime_core.record.samples import SAMPLE_FIELDS, sample_columns, train_columns
 from vime_core.record.schema import Manifest, Status, StepEntry
 from vime_core.record.seal import write_seal
+from vime_core.record.settings import settings_digest
 from vime_core.types import Float32Array, Sample
 
 __all__ = ["RecordWriter", "refuse_existing"]
@@ -48,6 +50,7 @@ class RecordWriter:
         self.last_weights_root = ""
         self._lock = DirectoryLock(directory)
         self._recorded: dict[int, StepEntry] = {}
+        self._replaced: tuple[tuple[StepEntry, bytes], ...] = ()
         self._next_step: int | None = None
         self._count = 0
         self._lines = blake3()
@@ -71,14 +74,14 @@ class RecordWriter:
         return writer
 
     @classmethod
-    def resume(cls, directory: Path, *, keep: int | None = None, **changes: Any) -> Self:
+    def resume(cls, directory: Path, *, replace_from: int | None = None, **changes: Any) -> Self:
         """Go on with the record of a run that was stopped: whatever it left half-written is removed.
 
         Steps that it finished stay. Writing one of them again compares it with what is recorded.
 
         Args:
             directory: the record.
-            keep: keep only so many steps; None: all.
+            replace_from: do steps from this one on anew: the first one that is written takes the place of them all.
             changes: fields of the manifest.
 
         Raises:
@@ -89,21 +92,27 @@ class RecordWriter:
         for place in (directory, directory / SAMPLES, directory / EVALUATION):
             remove_unfinished(place)
         record = RunRecord.open(directory)
-        steps = record.steps[:keep]
+        lines = record.step_lines
+        settle(directory, record.steps[-1].step if lines else -1, lines[-1] if lines else b"")
         writer.update_manifest(status="running", error="", steps=0, steps_digest="", **changes)
         (directory / SEAL).unlink(missing_ok=True)
-        writer._take_up(record, steps)
+        writer._take_up(record, replace_from)
         return writer
 
-    def _take_up(self, record: RunRecord, steps: Sequence[StepEntry]) -> None:
-        lines = record.step_lines[: len(steps)]
+    def _take_up(self, record: RunRecord, replace_from: int | None) -> None:
+        lines = record.step_lines
         if (self.directory / STEPS).exists():
             cut_file(self.directory / STEPS, sum(map(len, lines)))
-        for entry in record.steps[len(steps) :]:
-            for path in (samples_path, evaluation_path):
-                path(self.directory, entry.step).unlink(missing_ok=True)
-        self._recorded = {entry.step: entry for entry in steps}
-        for entry, line in zip(steps, lines, strict=True):
+        written = tuple(zip(record.steps, lines, strict=True))
+        self._count_lines(written)
+        if replace_from is None:
+            self._recorded = {entry.step: entry for entry in record.steps}
+        elif replace_from < len(written):
+            self._replaced, self._next_step = written, replace_from
+
+    def _count_lines(self, written: Sequence[tuple[StepEntry, bytes]]) -> None:
+        self._lines, self._count, self._digests = blake3(), 0, {}
+        for entry, line in written:
             self._count_line(entry, line)
 
     def _count_line(self, entry: StepEntry, line: bytes) -> None:
@@ -123,7 +132,8 @@ class RecordWriter:
             reserve(self.directory / RESERVE, 2 * len(data))
 
     def _changed(self, changes: Mapping[str, Any]) -> Manifest:
-        return Manifest.model_validate({**self.manifest.model_dump(), **changes})
+        table = {**self.manifest.model_dump(), **changes}
+        return Manifest.model_validate({**table, "config_digest": settings_digest(table["config"])})
 
     def write_step(
         self,
@@ -161,13 +171,24 @@ class RecordWriter:
         if findings:
             raise _misuse(f"step {entry.step}: {findings[0]}", "Digest exactly what is handed over for recording.")
         line = entry.model_dump_json().encode() + b"\n"
+        files = {samples_path(self.directory, entry.step): to_parquet(columns)}
+        if evaluated:
+            files[evaluation_path(self.directory, entry.step)] = to_parquet(evaluated, SAMPLE_FIELDS)
         with uninterrupted():
-            write_whole(samples_path(self.directory, entry.step), to_parquet(columns))
-            if evaluated:
-                (self.directory / EVALUATION).mkdir(exist_ok=True)
-                write_whole(evaluation_path(self.directory, entry.step), to_parquet(evaluated, SAMPLE_FIELDS))
+            self._append(entry, line, files)
+
+    def _append(self, entry: StepEntry, line: bytes, files: Mapping[Path, bytes]) -> None:
+        if self._replaced:
+            kept = self._replaced[: entry.step]
+            replace_steps(self.directory, [text for _, text in kept], line, entry.step, files)
+            self._replaced = ()
+            self._count_lines(kept)
+        else:
+            for path, data in files.items():
+                path.parent.mkdir(exist_ok=True)
+                write_whole(path, data)
             append_whole(self.directory / STEPS, line)
-            self._count_line(entry, line)
+        self._count_line(entry, line)
 
     def finish(self, status: Status, error: str = "") -> None:
         """Seal the record and close it as ``complete``, ``failed`` or ``interrupted``; nothing can be written after."""
