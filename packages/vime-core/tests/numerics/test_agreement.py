@@ -43,6 +43,31 @@ def test_linear(m: int, n: int, k: int, dtype: torch.dtype, with_bias: bool, see
     agree(lambda ops: ops.kernels.column_sum(x))
 
 
+def _by_columns(x: Tensor) -> Tensor:
+    return x.t().contiguous().t()
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 140), st.integers(1, 110), st.integers(1, 100), dtypes, st.booleans(), seeds)
+@example(96, 48, 64, torch.bfloat16, False, 0)  # whole tiles, strips and blocks
+@example(97, 49, 65, torch.bfloat16, True, 1)  # one row, column and element more
+@example(103, 17, 31, torch.float32, True, 2)
+@example(8, 97, 1024, torch.bfloat16, True, 3)  # two chunks; x is the smaller operand, then w
+@example(97, 8, 1024, torch.bfloat16, False, 4)
+def test_packed_products(m: int, n: int, k: int, dtype: torch.dtype, with_bias: bool, seed: int) -> None:
+    """Many rows, and operands that lie by columns as those of gradients do: each packs in a way of its own."""
+    x, weight = normal(seed, m, k, dtype=dtype), normal(seed + 1, n, k, dtype=dtype)
+    bias = normal(seed + 2, n, dtype=dtype) if with_bias else None
+    reference = everyone()["reference"]
+    chunks = reference.chunk_count(n, k)
+    for wide in (False, True):
+        expected = reference.kernels.linear(x, weight, bias, chunks, wide)
+        for operations in everyone().values():
+            for a in (x, _by_columns(x)):
+                for b in (weight, _by_columns(weight)):
+                    assert_same(expected, operations.kernels.linear(a, b, bias, chunks, wide))
+
+
 @given(st.integers(1, 9), st.integers(1, 90), dtypes, st.sampled_from([1e-5, 1e-6]), seeds)
 def test_norms(m: int, h: int, dtype: torch.dtype, eps: float, seed: int) -> None:
     x, residual, dy, dr = (normal(seed + i, m, h, dtype=dtype) for i in range(4))

@@ -91,6 +91,9 @@ template <> struct Numbers<float> {
   }
   static INLINE void store8(float* to, F8 v) { std::memcpy(to, &v, sizeof v); }
   static INLINE F16 dot_step(F16 x, F16 w, F16 total) { return fma(x, w, total); }
+  static constexpr int kPasses = 1;  // a step of one lane in passes: factors of words, and what is done with them
+  static INLINE F factor(U word, int) { return (F)word; }
+  static INLINE F step(F x, F w, F total) { return fma_part(x, w, total); }
 };
 template <> struct Numbers<bf16> {
   static constexpr int kStep = 32;
@@ -119,6 +122,15 @@ template <> struct Numbers<bf16> {
     return map([&](int i) { return emulated_step(x.p[i], w.p[i], total.p[i]); });
 #endif
   }
+#if defined(__AVX512BF16__)
+  static constexpr int kPasses = 1;
+  static INLINE F factor(U word, int) { return (F)word; }
+  static INLINE F step(F x, F w, F total) { return (F)_mm512_dpbf16_ps((__m512)total, (__m512bh)x, (__m512bh)w); }
+#else
+  static constexpr int kPasses = 2;
+  static INLINE F factor(U word, int pass) { return (F)(pass ? word << 16 : word & 0xffff0000); }
+  static INLINE F step(F x, F w, F total) { return fma_part(x, w, total); }
+#endif
 };
 
 // The first `n` of a full register's elements, zeros after them.
@@ -354,6 +366,197 @@ template <class T> struct Linear {
   }
 };
 
+// ------------------------------------------------------------------------------------------ packed matrix products
+
+// The same sums, lanes apart: a register holds one lane of neighbouring columns, so that a word of x serves all of
+// them and the tree over the lanes adds whole registers. Operands are packed into strips of 32-bit words (two bf16 or
+// one fp32): [lane in the tree's order][block][row of the strip].
+#if defined(__AVX512F__)
+constexpr int kTileRows = 8, kTileParts = 3;
+#else
+constexpr int kTileRows = 4, kTileParts = 2;
+#endif
+constexpr int kStrip = 8, kPanel = kTileParts * kPart;  // rows of x and of w that a strip holds
+constexpr int kWalk[kLanes] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};  // its own inverse
+
+INLINE void transpose8(U8 (&rows)[8]) {
+  __m256i r[8], t[8], u[8];
+  std::memcpy(r, rows, sizeof r);
+  UNROLL for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 8; i += 4) UNROLL for (int j = 0; j < 2; j++) {
+    u[i + 2 * j] = _mm256_unpacklo_epi64(t[i + j], t[i + j + 2]);
+    u[i + 2 * j + 1] = _mm256_unpackhi_epi64(t[i + j], t[i + j + 2]);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    rows[i] = (U8)_mm256_permute2x128_si256(u[i], u[i + 4], 0x20);
+    rows[i + 4] = (U8)_mm256_permute2x128_si256(u[i], u[i + 4], 0x31);
+  }
+}
+// `n` elements at `from`, zeros after them: as they lie, or each in a word of its own
+template <class V, class T> INLINE V load_first(const T* from, int64_t n) {
+  constexpr int64_t kAll = sizeof(V) / sizeof(T);
+  V v{};
+  if (n >= kAll) std::memcpy(&v, from, sizeof v); else if (n > 0) std::memcpy(&v, from, n * sizeof(T));
+  return v;
+}
+INLINE U8 words(const float* from, int64_t n) { return load_first<U8>(from, n); }
+INLINE U8 words(const bf16* from, int64_t n) { return __builtin_convertvector(load_first<H8>(from, n), U8); }
+
+// (rows, K), contiguous along K (`by_rows`) or along the rows; `stride` is that of the other dimension.
+template <class T> struct Operand {
+  static constexpr int64_t kWord = 4 / sizeof(T), kStep = Numbers<T>::kStep;
+  const T* data;
+  int64_t rows, stride;
+  bool by_rows;
+
+  static int64_t strip_words(int64_t width, int64_t elements) {
+    return width * kLanes * ((elements + kStep - 1) / kStep);
+  }
+  // Rows [first, last) and elements [from, to) as strips of kWidth rows; zeros where there is nothing.
+  template <int kWidth> void pack(int64_t first, int64_t last, int64_t from, int64_t to, uint32_t* out) const {
+    int64_t all = (to - from + kStep - 1) / kStep;
+    for (int64_t block = 0; block < all; block++)
+      for (int64_t strip = first; strip < last; strip += kWidth)
+        UNROLL for (int r = 0; r < kWidth; r += 8) {
+          uint32_t* at_ = out + (((strip - first) * kLanes / kWidth * all) + block) * kWidth + r;
+          if (by_rows) rows_of_block(strip + r, from + block * kStep, to, at_, all * kWidth);
+          else columns_of_block(strip + r, from + block * kStep, to, at_, all * kWidth);
+        }
+  }
+
+ private:
+  // Eight rows of the block at k; `lane` is the distance between lanes.
+  INLINE void rows_of_block(int64_t row, int64_t k, int64_t to, uint32_t* out, int64_t lane) const {
+    UNROLL for (int half = 0; half < 2; half++, k += 8 * kWord) {
+      U8 v[8];
+      UNROLL for (int i = 0; i < 8; i++)
+        v[i] = load_first<U8>(data + (row + i) * stride + k, row + i < rows ? to - k : 0);
+      transpose8(v);
+      UNROLL for (int i = 0; i < 8; i++) std::memcpy(out + kWalk[8 * half + i] * lane, &v[i], sizeof v[i]);
+    }
+  }
+  INLINE void columns_of_block(int64_t row, int64_t k, int64_t to, uint32_t* out, int64_t lane) const {
+    UNROLL for (int i = 0; i < kLanes; i++, k += kWord) {
+      U8 v = words(data + k * stride + row, k < to ? rows - row : 0);
+      if (kWord == 2) v |= words(data + (k + 1) * stride + row, k + 1 < to ? rows - row : 0) << 16;
+      std::memcpy(out + kWalk[i] * lane, &v, sizeof v);
+    }
+  }
+};
+
+// out (kTileRows, kPanel): the dot products of kTileRows rows of a strip of x with a strip of w. Lanes come in an order
+// in which the tree 8, 4, 2, 1 needs its newest partial sums only.
+template <class T> __attribute__((noinline)) void tile(const uint32_t* x, const uint32_t* w, int64_t blocks,
+                                                      float* out) {
+  using N = Numbers<T>;
+  F partial[4][kTileRows][kTileParts];
+  for (int lane = 0, depth = 0; lane < kLanes; lane++, depth++) {
+    F total[kTileRows][kTileParts] = {};
+    for (int64_t block = 0; block < blocks; block++, x += kStrip, w += kPanel)
+      UNROLL for (int pass = 0; pass < N::kPasses; pass++) {
+        F b[kTileParts];
+        UNROLL for (int j = 0; j < kTileParts; j++) b[j] = N::factor(load_register<U>(w + j * kPart), pass);
+        UNROLL for (int i = 0; i < kTileRows; i++) {
+          F a = N::factor(x[i] - U{}, pass);
+          UNROLL for (int j = 0; j < kTileParts; j++) total[i][j] = N::step(a, b[j], total[i][j]);
+        }
+      }
+    for (int merged = lane; merged & 1; merged >>= 1) {
+      depth--;
+      UNROLL for (int i = 0; i < kTileRows; i++)
+        UNROLL for (int j = 0; j < kTileParts; j++) total[i][j] = partial[depth][i][j] + total[i][j];
+    }
+    std::memcpy(lane + 1 < kLanes ? (float*)partial[depth] : out, total, sizeof total);
+  }
+}
+
+// y = rn(D + b) from packed strips. The smaller operand is packed at once and shared, the other piece by piece by
+// whoever multiplies it, so that no packed weight outlives the call.
+template <class T> struct Product {
+  Operand<T> x, w;
+  const T* bias;
+  void* y;
+  float* totals;  // (M, N) of the chunks so far; y itself where it is fp32
+  int64_t K, chunks;
+  bool wide;
+  static constexpr int64_t kPiece = 64;  // rows of x that are packed together
+
+  static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+  static uint32_t* aligned(std::vector<uint32_t>& buffer, int64_t words) {
+    if ((int64_t)buffer.size() < words + 16) buffer.resize(words + 16);
+    return (uint32_t*)(((uintptr_t)buffer.data() + 63) / 64 * 64);
+  }
+  INLINE void finish(const float* tile, int64_t m, int64_t n, int64_t c) const {
+    int64_t row_end = std::min(kTileRows + m, x.rows), columns = std::min<int64_t>(kPanel, w.rows - n);
+    for (; m < row_end; m++, tile += kPanel)
+      blocks(columns, [&](int64_t k, int64_t count) {
+        F16 v = load(tile + k);
+        int64_t at_ = m * w.rows + n + k;
+        if (c > 0) v = load(totals + at_, count) + v;
+        if (c + 1 < chunks) return store(totals + at_, v, count);
+        if (bias) v = v + load(bias + n + k, count);
+        if (wide) store((float*)y + at_, v, count); else store((T*)y + at_, v, count);
+      });
+  }
+  // Rows [m0, m1) of columns [n0, n1), whose strips begin at a and b.
+  void tiles(const uint32_t* a, int64_t m0, int64_t m1, const uint32_t* b, int64_t n0, int64_t n1, int64_t c,
+             int64_t elements) const {
+    alignas(64) float out[kTileRows * kPanel];
+    int64_t a_strip = Operand<T>::strip_words(kStrip, elements), b_strip = Operand<T>::strip_words(kPanel, elements);
+    int64_t all = a_strip / (kStrip * kLanes);
+    for (int64_t n = n0; n < n1; n += kPanel, b += b_strip)
+      for (int64_t m = m0; m < m1; m += kTileRows) {
+        tile<T>(a + (m - m0) / kStrip * a_strip + (m - m0) % kStrip, b, all, out);
+        finish(out, m, n, c);
+      }
+  }
+  // One chunk; `kShareX`: x is the smaller operand.
+  template <bool kShareX> void chunk(int64_t c) const {
+    constexpr int kShared = kShareX ? kStrip : kPanel, kOther = kShareX ? kPanel : kStrip;
+    constexpr int64_t kSharedPiece = kShareX ? kPiece : kPanel, kOtherPiece = kShareX ? kPanel : kPiece;
+    const Operand<T>&shared = kShareX ? x : w, &other = kShareX ? w : x;
+    int64_t from = c * (K / chunks), to = c + 1 == chunks ? K : from + K / chunks, elements = to - from;
+    auto words_of = [&](int64_t rows) { return Operand<T>::strip_words(rows, elements); };
+    thread_local std::vector<uint32_t> whole;
+    uint32_t* packed = aligned(whole, words_of(up(shared.rows, kSharedPiece)));
+    parallel(up(shared.rows, kSharedPiece) / kSharedPiece, kSharedPiece * elements, [&](int64_t i) {
+      int64_t first = i * kSharedPiece, last = std::min(first + kSharedPiece, up(shared.rows, kShared));
+      shared.template pack<kShared>(first, last, from, to, packed + words_of(first));
+    });
+    parallel(up(other.rows, kOtherPiece) / kOtherPiece, kOtherPiece * elements * shared.rows, [&](int64_t i) {
+      thread_local std::vector<uint32_t> own;
+      int64_t first = i * kOtherPiece, last = std::min(first + kOtherPiece, up(other.rows, kOther));
+      uint32_t* strips = aligned(own, words_of(kOtherPiece));
+      other.template pack<kOther>(first, last, from, to, strips);
+      last = std::min(last, other.rows);
+      if (kShareX) tiles(packed, 0, x.rows, strips, first, last, c, elements);
+      else tiles(strips, first, last, packed, 0, w.rows, c, elements);
+    });
+  }
+  void run() const {
+    for (int64_t c = 0; c < chunks; c++) if (x.rows <= w.rows) chunk<true>(c); else chunk<false>(c);
+  }
+};
+
+// Whether packing pays: with few rows it costs more than it saves, unless an operand lies by columns.
+constexpr int64_t kFewRows = 96;
+template <class T> Operand<T> operand(const Tensor& t, bool by_rows) {
+  return {pointer<T>(t), t.size(0), t.stride(by_rows ? 0 : 1), by_rows};
+}
+bool by_columns(const Tensor& t) { return t.dim() == 2 && t.stride(0) == 1 && t.stride(1) != 1; }
+void packed_linear(const Tensor& x, const Tensor& w, const Tensor& bias, int64_t chunks, bool wide, Tensor& y) {
+  bool x_by_rows = !by_columns(x), w_by_rows = !by_columns(w);
+  int64_t K = w.size(1);
+  Tensor xs = x_by_rows ? x.contiguous().view({-1, K}) : x, ws = w_by_rows ? w.contiguous() : w;
+  Tensor totals = wide || chunks == 1 ? y : at::empty(y.sizes(), y.options().dtype(at::kFloat));
+  BY_DTYPE(x, (Product<T>{operand<T>(xs, x_by_rows), operand<T>(ws, w_by_rows),
+                          bias.defined() ? pointer<T>(bias) : nullptr, y.data_ptr(),
+                          reinterpret_cast<float*>(totals.data_ptr()), K, chunks, wide}.run()));
+}
+
 Tensor linear_any(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, int64_t chunks, bool wide,
                   bool partials) {
   int64_t K = x.size(-1), N = w.size(0), M = K ? x.numel() / K : 0;
@@ -365,7 +568,12 @@ Tensor linear_any(const Tensor& x, const Tensor& w, const std::optional<Tensor>&
   if (partials) shape.insert(shape.begin(), chunks);
   Tensor y = at::empty(shape, wide ? x.options().dtype(at::kFloat) : x.options());
   if (!y.numel()) return y;
-  Tensor xc = x.contiguous(), wc = w.contiguous(), bc = bias ? bias->contiguous() : Tensor();
+  Tensor bc = bias ? bias->contiguous() : Tensor();
+  if (!partials && K && (M >= kFewRows || by_columns(x) || by_columns(w))) {
+    packed_linear(x, w, bc, chunks, wide, y);
+    return y;
+  }
+  Tensor xc = x.contiguous(), wc = w.contiguous();
   BY_DTYPE(x, (Linear<T>{pointer<T>(xc), pointer<T>(wc), bias ? pointer<T>(bc) : nullptr, y.data_ptr(), M, N, K, chunks,
                          partials, wide}.run()));
   return y;
