@@ -1,6 +1,6 @@
 """Which tile makes the one-chain linear fast, and does any tile change a bit?
 
-    python linear_tiles.py [--small] [--large]
+    python linear_tiles.py [--small] [--large] [--provider] [--linear auto]
 
 Every candidate is compared with the provider's own kernel on every M, then timed beside cuBLAS
 (torch's default). Small: M of decode, where the weight's bytes are the bound; large: M of prefill and training.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product as cross
@@ -19,7 +20,12 @@ import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+from vime_core.alignment.offers import choose_offered, open_offers
+from vime_core.config.schema import AlignmentSection
+from vime_core.numerics import load_provider
 from vime_core.numerics.cuda.matmul import linear, product
+from vime_core.numerics.offers import LinearCall
+from vime_core.plugins.manager import PluginManager
 
 from linear_rows import L2_BYTES, SHAPES
 from measure import attempt, geometric_mean, graph_us, table
@@ -128,11 +134,18 @@ def agrees(large: bool, name: str) -> str:
     return ""
 
 
-def timed(large: bool, provider_only: bool) -> None:
-    runs: dict[str, Run] = {
-        "cuBLAS": torch.nn.functional.linear,
-        "provider": lambda x, w: linear(x, w, None, 1, False),
-    }
+def provider_linear(kernels: str) -> Run:
+    """The linear of provider ``cuda`` as a run has it under ``alignment.linear = kernels``, compared and compiled."""
+    section = AlignmentSection(provider="cuda", linear=kernels, attention="own")
+    found = load_provider("cuda", open_offers(choose_offered(section, PluginManager.discover()))).kernels
+    began = time.perf_counter()
+    found.settle([LinearCall("forward", n, k, wide=False) for n, k in SHAPES.values()], torch.device("cuda"))
+    print(f"compiled and compared in {time.perf_counter() - began:.1f} s: {dict(found.choices())}", flush=True)
+    return lambda x, w: found.linear(x, w, None, 1, False)
+
+
+def timed(large: bool, provider_only: bool, provider: Run) -> None:
+    runs: dict[str, Run] = {"cuBLAS": torch.nn.functional.linear, "provider": provider}
     all_runs = {} if provider_only else candidates(large)
     with get_context("spawn").Pool(min(len(all_runs) or 1, os.cpu_count() or 1)) as pool:  # compiles side by side
         faults = pool.map(partial(agrees, large), all_runs, chunksize=1)
@@ -176,9 +189,11 @@ if __name__ == "__main__":
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--provider", action="store_true", help="time no candidate, only what the provider chooses")
+    parser.add_argument("--linear", default="auto", help="alignment.linear of the provider: auto, own or deepgemm")
     chosen = parser.parse_args()
     with torch.no_grad():
+        provider = provider_linear(chosen.linear)
         if chosen.small or not chosen.large:
-            timed(large=False, provider_only=chosen.provider)
+            timed(large=False, provider_only=chosen.provider, provider=provider)
         if chosen.large or not chosen.small:
-            timed(large=True, provider_only=chosen.provider)
+            timed(large=True, provider_only=chosen.provider, provider=provider)

@@ -20,7 +20,7 @@ ALIGNMENT = Alignment(DENSE_V1, "cpu", "a:b", "c:d")
 
 def config(contract: str = "dense/v1") -> Any:
     return SimpleNamespace(
-        alignment=SimpleNamespace(contract=contract, provider="cpu"),
+        alignment=SimpleNamespace(contract=contract, provider="cpu", linear="auto", attention="auto"),
         trainer=SimpleNamespace(backend="megatron"),
         rollout=SimpleNamespace(backend="vllm"),
     )

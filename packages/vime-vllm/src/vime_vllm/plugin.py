@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vime_core.plugins import hookimpl
-from vime_core.plugins.types import AlignedSide, RolloutEngine
+from vime_core.plugins.types import AlignedSide, KernelEntry, RolloutEngine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,4 +50,23 @@ def vime_aligned_sides() -> Iterable[AlignedSide]:
         backend="vllm",
         contract="dense/v1",
         structures=("qwen2", "qwen3", "llama"),
+    )
+
+
+@hookimpl
+def vime_kernels() -> Iterable[KernelEntry]:
+    """What vLLM bundles for Hopper."""
+    yield KernelEntry(
+        "deepgemm",
+        "DeepGEMM's bf16 linear, where its bits are the provider's.",
+        "vime_vllm.kernels.deep_gemm:offer",
+        provider="cuda",
+        operation="linear",
+    )
+    yield KernelEntry(
+        "fa3",
+        "FlashAttention 3 with one split and fixed blocks of keys.",
+        "vime_vllm.kernels.fa3:offer",
+        provider="cuda",
+        operation="attention",
     )

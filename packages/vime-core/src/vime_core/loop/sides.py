@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vime_core.alignment import Alignment, require_same_contract
+from vime_core.alignment import KERNELS, Alignment, require_same_contract
 from vime_core.backends import Rollout, Trainer
 from vime_core.config.schema import RunConfig
 from vime_core.data.template import Tokenizer
@@ -118,7 +118,14 @@ def open_sides(parts: Parts) -> Generator[Sides]:
         stack.callback(trainer.close)
         reports = (*trainer.processes(), *rollout.processes())
         require_same_contract(parts.alignment, reports)
+        _say_kernels(reports)
         log.info("comparing the weights of both sides")
         initial = digest_tensors(trainer.weights())
         require_equal_weights(initial, rollout.weight_digests(), 0)
         yield Sides(parts, rollout, trainer, reports, initial)
+
+
+def _say_kernels(reports: Iterable[ProcessReport]) -> None:
+    """Tell, once a call, what serves it where a provider was offered kernels."""
+    for call, kernels in sorted({pair for report in reports for pair in report.settings.get(KERNELS, {}).items()}):
+        log.info("%s: %s", call, kernels)

@@ -63,11 +63,13 @@ class PagedBatch:
         query_start: (B + 1) first query token of each request, and the end.
         seq_lens: (B) tokens of each request in the cache, the present queries included.
         block_table: (B, at least as many pages as the longest request has) page numbers.
+        most_queries: a bound of what one request asks, where the host knows one; None: all tokens.
     """
 
     query_start: Tensor
     seq_lens: Tensor
     block_table: Tensor
+    most_queries: int | None = None
 
 
 def _scores(q: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor:

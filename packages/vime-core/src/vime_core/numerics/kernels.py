@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vime_core.numerics.attention import AttentionSpec, KvCache, PagedBatch
+from vime_core.numerics.offers import LinearCall
+
+
+def _nothing(*_: object) -> None:
+    """For a provider without a choice."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,9 @@ class Kernels:
         token_log_probs_backward: grad, logits, ids, temperatures -> dlogits.
         keep_mask: logits, temperatures, top_k, top_p -> bool (:mod:`.truncation`).
         draw: logits, temperatures, random numbers -> token ids (:mod:`.draw`).
+        choices: what serves each call where kernels of other packages may (:mod:`.chosen_linear`), so far.
+        settle: choose for these calls, on a device, before anything waits for them.
+        settle_gradients: choose for the gradients of all weights that a forward has seen, on a device.
     """
 
     chunk_count: Callable[[int, int], int]
@@ -57,3 +66,6 @@ class Kernels:
     token_log_probs_backward: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     keep_mask: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     draw: Callable[[Tensor, Tensor, Tensor], Tensor]
+    choices: Callable[[], Mapping[str, str]] = dict
+    settle: Callable[[Iterable[LinearCall], torch.device], None] = _nothing
+    settle_gradients: Callable[[torch.device], None] = _nothing

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Final, cast
 
 from vime_core.errors import PolicyError
+from vime_core.numerics.offers import NO_OFFERS, Offers
 from vime_core.numerics.operations import Operations
 
 PROVIDERS: Final = {
@@ -33,11 +34,16 @@ def require_provider(name: str) -> None:
         require_device()
 
 
-def load_provider(name: str) -> Operations:
+def load_provider(name: str, offers: Offers = NO_OFFERS) -> Operations:
     """The operations of provider ``name``, built where it has to be built.
+
+    Args:
+        name: ``alignment.provider``.
+        offers: kernels that other packages offer; only ``cuda`` takes any.
 
     Raises:
         PolicyError: no provider of that name, or it cannot run on this machine; the message names another.
     """
     require_provider(name)
-    return cast("Operations", import_module(PROVIDERS[name]).load())
+    load = import_module(PROVIDERS[name]).load
+    return cast("Operations", load(offers) if name == "cuda" else load())

@@ -20,6 +20,7 @@ from vime_core.plugins.types import (
     ContractModel,
     DatasetSource,
     DeterminismPolicyEntry,
+    KernelEntry,
     LauncherEntry,
     Loss,
     MetricSink,
@@ -136,6 +137,21 @@ class RegistrationSpecs:
             ...     yield AlignedSide(
             ...         "gemma9/v1 vllm", "Gemma 9 in vLLM.", "gemma9.vllm:Gemma9",
             ...         backend="vllm", contract="gemma9/v1", structures=("gemma9",),
+            ...     )
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def vime_kernels(self) -> Iterable[KernelEntry]:
+        """Faster kernels for a provider of a contract's operations; a linear's must have the provider's bits.
+
+        .. versionadded:: 0.1
+
+        Example:
+            >>> @hookimpl
+            ... def vime_kernels():
+            ...     yield KernelEntry(
+            ...         "swift", "A linear for Hopper.", "swift_kernels:linear", provider="cuda", operation="linear"
             ...     )
         """
         raise NotImplementedError

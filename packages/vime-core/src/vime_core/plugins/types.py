@@ -171,6 +171,28 @@ class AlignedSide(Registration):
 
 
 @dataclass(frozen=True)
+class KernelEntry(Registration):
+    """Faster kernels for one operation of one provider of a contract's operations.
+
+    ``target`` is ``() -> offer``: a `vime_core.numerics.offers.LinearOffer` or `AttentionOffer`, or a string that says
+    why it cannot run in the process that asks. Every computing process of both sides asks.
+
+    Args:
+        provider: whose kernels they stand in for, such as ``cuda``.
+        operation: ``linear`` or ``attention``.
+    """
+
+    provider: str = ""
+    operation: str = ""
+
+    kind: ClassVar[str] = "kernels"
+
+    @property
+    def claims(self) -> tuple[tuple[str, ...], ...]:
+        return ((self.kind, f"{self.provider} {self.operation} {self.name}"),)
+
+
+@dataclass(frozen=True)
 class ContractModel(Registration):
     """A small random model that a contract is tried on; ``target`` is ``(directory, dtype, seed) -> None``.
 

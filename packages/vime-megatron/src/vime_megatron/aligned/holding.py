@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vime_core.alignment import Alignment
+from vime_core.alignment import KERNELS, Alignment
 from vime_core.errors import PluginError, PolicyError
 from vime_core.numerics import Operations
 from vime_core.plugins.types import load_attribute
@@ -57,12 +57,15 @@ class HeldContract:
 
         operations = held_operations(model)
         batch = pack_microbatch([PROBE], device())
+        modules = census(model, lambda: model(batch, 0.7))
+        operations.kernels.settle_gradients(device())
         return {
             "contract": self.side.contract.id,
             "contract_digest": self.side.contract.digest,
             "provider": operations.provider,
             "provider_digest": operations.digest,
-            "modules": census(model, lambda: model(batch, 0.7)),
+            "modules": modules,
+            KERNELS: dict(operations.kernels.choices()),
             **getattr(model, "says", {}),
         }
 

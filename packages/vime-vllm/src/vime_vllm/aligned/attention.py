@@ -43,7 +43,8 @@ class AlignedMetadataBuilder(AttentionMetadataBuilder[AlignedMetadata]):
         del fast_build
         common = common_attn_metadata
         require_causal(common_prefix_len, common)
-        batch = PagedBatch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
+        most = int(common.max_query_len)
+        batch = PagedBatch(common.query_start_loc, common.seq_lens, common.block_table_tensor, most)
         return AlignedMetadata(common.num_actual_tokens, batch)
 
     def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from vime_core.alignment import load_operations
+from vime_core.alignment import Offered, load_operations
 from vime_core.errors import ContractViolation
 from vime_core.numerics import Contract, Operations
 
@@ -26,13 +26,14 @@ class Installed:
     side: str
 
 
-def message(alignment: Alignment) -> dict[str, str]:
+def message(alignment: Alignment) -> dict[str, Any]:
     """What the engine is handed: plain data, once, explicitly."""
     return {
         "contract": alignment.contract.to_json(),
         "provider": alignment.provider,
         "operations": alignment.operations,
         "side": alignment.rollout_side,
+        "offered": [asdict(each) for each in alignment.offered],
     }
 
 
@@ -55,11 +56,12 @@ def installed(vllm_config: Any) -> Installed:
             remedy="Set alignment.contract; an aligned class runs in vime's engines only.",
             code="VIME-ALIGN-029",
         )
-    given: dict[str, str] = vllm_config.additional_config[CONFIG_KEY]
-    return _install(given["contract"], given["provider"], given["operations"], given["side"])
+    given: dict[str, Any] = vllm_config.additional_config[CONFIG_KEY]
+    offered = tuple(Offered(**each) for each in given["offered"])
+    return _install(given["contract"], given["provider"], given["operations"], given["side"], offered)
 
 
 @cache
-def _install(contract: str, provider: str, operations: str, side: str) -> Installed:
+def _install(contract: str, provider: str, operations: str, side: str, offered: tuple[Offered, ...]) -> Installed:
     held = Contract.from_json(contract)
-    return Installed(held, load_operations(held, provider, operations), side)
+    return Installed(held, load_operations(held, provider, operations, offered), side)

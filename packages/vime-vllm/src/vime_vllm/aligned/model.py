@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vime_core.alignment.taps import EMBEDDING, FINAL_NORM, LAYER_TAPS, layer_tap, tap
 from vime_core.numerics import Operations
 from vime_vllm.aligned.base import AlignedModel
-from vime_vllm.aligned.modules import Embedding, Linear, RmsNorm, Rope, SwiGlu, attention_layer
+from vime_vllm.aligned.modules import Embedding, Linear, RmsNorm, Rope, SwiGlu, attention_layer, settle_linears
 from vime_vllm.aligned.structure import DenseStructure, dense_structure
 
 
@@ -142,6 +142,7 @@ class AlignedDecoder(AlignedModel):
         self.lm_head = None if structure.tied else Linear(self.operations, structure.hidden, structure.vocabulary)
         if structure.tied:
             self.ignored_weights = (*self.ignored_weights, "lm_head.weight")
+        settle_linears(self, self.operations, [self.model.embed_tokens.weight] if structure.tied else [])
 
     @staticmethod
     def structure_of(config: Any) -> DenseStructure:

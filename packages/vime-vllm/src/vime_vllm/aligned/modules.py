@@ -7,7 +7,7 @@ replaces parameters and wraps loaders, and what is written past them is lost wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.attention import Attention
 
 from vime_core.numerics import Operations, RopeScaling, rope_table
+from vime_core.numerics.offers import LinearCall
 from vime_vllm.aligned.attention import AlignedAttentionBackend
 
 
@@ -134,6 +135,15 @@ class SwiGlu(nn.Module):
 
     def forward(self, gate_up: Tensor) -> Tensor:
         return self.operations.swiglu(gate_up)
+
+
+def settle_linears(model: nn.Module, operations: Operations, others: Iterable[Tensor] = ()) -> None:
+    """Choose what computes each linear of a model, all at once; ``others`` are weights that no `Linear` holds."""
+    own = [module.weight for module in model.modules() if isinstance(module, Linear) and module.bias is None]
+    weights = [w for w in (*own, *others) if w.dtype == torch.bfloat16]
+    calls = dict.fromkeys(LinearCall("forward", *w.shape, wide=False) for w in weights)
+    if weights:
+        operations.kernels.settle(calls, weights[0].device)
 
 
 def attention_layer(

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from vime_core.alignment import KERNELS
 from vime_core.numerics import Operations
 from vime_vllm.aligned.census import counted
 from vime_vllm.aligned.installed import installed
@@ -27,6 +28,7 @@ def aligned_settings(worker: Any) -> dict[str, Any]:
         "provider": ", ".join(sorted({operations.provider for operations in held})),
         "provider_digest": ", ".join(o.digest if o is here.operations else f"{o.digest} altered" for o in held),
         "provider_details": dict(here.operations.details),
+        KERNELS: dict(here.operations.kernels.choices()),
         "side": here.side,
         "sampler": class_path(runner.sampler),
         "logits_processors": logits_processors(runner),

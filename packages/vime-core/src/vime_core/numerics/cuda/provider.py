@@ -11,14 +11,27 @@ import torch
 
 from vime_core.errors import PolicyError
 from vime_core.numerics import draw, truncation
+from vime_core.numerics.chosen_attention import with_attention
+from vime_core.numerics.chosen_linear import with_linear
 from vime_core.numerics.kernels import Kernels
+from vime_core.numerics.offers import NO_OFFERS, Offers
 from vime_core.numerics.operations import Operations, provider_digest, shared_sources, source_digest
 
 OLDEST_CAPABILITY = (9, 0)
 
 
-def kernels() -> Kernels:
+def kernels(offers: Offers = NO_OFFERS) -> Kernels:
     """The functions of the provider; importing them needs Triton, calling them a GPU or Triton's interpreter."""
+    own = own_kernels()
+    if offers.attention is not None:
+        own = with_attention(own, offers.attention, required="attention" in offers.required)
+    if offers.linear is None:
+        return own
+    return with_linear(own, offers.linear, required="linear" in offers.required)
+
+
+def own_kernels() -> Kernels:
+    """Triton's, without what other packages offer."""
     from vime_core.numerics.cuda import attention, attention_backward, embedding, matmul, norm, pointwise, scoring
 
     return Kernels(
@@ -58,8 +71,11 @@ def require_device() -> None:
 
 
 @cache
-def load() -> Operations:
-    """The Triton operations.
+def load(offers: Offers = NO_OFFERS) -> Operations:
+    """The Triton operations, with ``offers`` in their places.
+
+    An offered linear is named in the digest although no bit hangs on it: both sides must have had the same to choose
+    from, and found the same, before their choices can be compared call by call.
 
     Raises:
         PolicyError: this machine has no NVIDIA GPU of capability 9.0 or later, or Triton is not installed.
@@ -76,11 +92,13 @@ def load() -> Operations:
         "capability": f"{device[0]}.{device[1]}",
         "dot": "one chain over K",
         "attention": "key blocks of 64 ascending, bf16 weights, fp32 sums",
+        **{f"offered {offer.name}": offer.version for offer in (offers.linear, offers.attention) if offer},
     }
+    absent = {f"without {operation}": why for operation, why in offers.absent}
     return Operations(
         provider="cuda",
         digest=provider_digest(parameters),
         parameters=MappingProxyType(parameters),
-        details=MappingProxyType({"device": torch.cuda.get_device_name()}),
-        kernels=kernels(),
+        details=MappingProxyType({"device": torch.cuda.get_device_name(), **absent}),
+        kernels=kernels(offers),
     )

@@ -1,0 +1,181 @@
+"""A linear that takes offered kernels where they have its own bits, and its own where they do not.
+
+What is chosen hangs on the call alone (pass, N, K, dtype of the result), and only where every number of tokens that was
+tried gives the own kernel's bits: so neither the choice nor the number of tokens can be seen in a result. A call that
+fails stays with the own kernel, and is named with the reason (:meth:`ChosenLinear.choices`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from vime_core.errors import ContractViolation
+from vime_core.numerics.kernels import Kernels
+from vime_core.numerics.offers import LinearCall, LinearOffer
+
+Linear = Callable[[Tensor, Tensor, Tensor | None, int, bool], Tensor]
+TOKENS = (1, 2, 3, 16, 17, 63, 64, 65, 128, 255, 256, 257, 1024, 4096)
+"""Numbers of tokens that every choice is tried with, beside those that the offer names."""
+_BYTES = 16  # what the tensor copy engine wants addresses and strides to be multiples of
+_BITS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChosenLinear:
+    """See the module; called as `Kernels.linear`.
+
+    Args:
+        own: the provider's kernel, the definition.
+        offer: what may stand in for it.
+        required: whether the offer must serve every call that it covers.
+        settled: what was found, by call: empty where the offer serves, else why it does not.
+    """
+
+    own: Linear
+    offer: LinearOffer
+    required: bool = False
+    settled: dict[LinearCall, str] = field(default_factory=dict[LinearCall, str])
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunks: int, wide: bool) -> Tensor:
+        """y (..., N) of x (..., K), weight (N, K) and bias (N); see `Kernels.linear`."""
+        call = None if bias is not None else call_of(x, weight, wide=wide)
+        if call is None:  # a bias is added before the one rounding, which only the own kernel does
+            return self.own(x, weight, bias, chunks, wide)
+        left, right = _as_stored(call, x, weight)
+        if not (_copied_whole(left) and _copied_whole(right) and self._serves(call, x.device)):
+            return self.own(x, weight, bias, chunks, wide)
+        return self.offer.run(call, left, right).reshape(*x.shape[:-1], -1)
+
+    def choices(self) -> dict[str, str]:
+        """Call -> the kernels that serve it, with the reason where they are the provider's own."""
+        found = {str(call): f"own ({why})" if why else self.offer.name for call, why in self.settled.items()}
+        return dict(sorted(found.items()))
+
+    def settle(self, calls: Iterable[LinearCall], device: torch.device) -> None:
+        """Build and compare what is offered for ``calls``.
+
+        Raises:
+            ContractViolation: the offer is required, and a call that it covers has other bits.
+        """
+        new = [call for call in calls if call not in self.settled]
+        covered = [call for call in new if self.offer.covers(call)]
+        self.settled.update((call, f"{self.offer.name} has no kernel") for call in new if call not in covered)
+        self.offer.prepare(covered)
+        for call in covered:
+            why = differences(self.own, self.offer, call, device)
+            if why and self.required:
+                raise _other_bits(self.offer.name, call, why)
+            self.settled[call] = why
+            log.log(logging.WARNING if why else logging.DEBUG, "linear, %s: %s", call, why or self.offer.name)
+
+    def settle_gradients(self, device: torch.device) -> None:
+        """The same for both gradients of every weight whose forward was seen: dx in bf16, dw in fp32."""
+        weights = [(call.n, call.k) for call in self.settled if call.of == "forward"]
+        self.settle([LinearCall("input gradient", n, k, wide=False) for n, k in weights], device)
+        self.settle([LinearCall("weight gradient", n, k, wide=True) for n, k in weights], device)
+
+    def _serves(self, call: LinearCall, device: torch.device) -> bool:
+        if call not in self.settled:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return False  # nothing can be built or compared here; the own kernel has the same bits
+            self.settle([call], device)
+        return not self.settled[call]
+
+
+def with_linear(own: Kernels, offer: LinearOffer, *, required: bool) -> Kernels:
+    """``own`` with the offered linear where its bits are the same; ``required``: other bits are refused."""
+    chosen = ChosenLinear(own.linear, offer, required)
+    return replace(
+        own,
+        linear=chosen,
+        choices=lambda: {**own.choices(), **chosen.choices()},
+        settle=chosen.settle,
+        settle_gradients=chosen.settle_gradients,
+    )
+
+
+def call_of(x: Tensor, weight: Tensor, *, wide: bool) -> LinearCall | None:
+    """Which product of a weight ``linear(x, weight)`` is, by how its operands are stored; None: nobody offers it."""
+    if x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not x.numel() or not weight.numel():
+        return None
+    if x.dim() == 2 and _turned(x):
+        return LinearCall("weight gradient", x.shape[0], weight.shape[0], wide) if _turned(weight) else None
+    if _turned(weight):
+        return LinearCall("input gradient", weight.shape[1], weight.shape[0], wide)
+    return LinearCall("forward", weight.shape[0], weight.shape[1], wide)
+
+
+def differences(own: Linear, offer: LinearOffer, call: LinearCall, device: torch.device) -> str:
+    """Where the two differ in a bit or give NaN; empty: nowhere. Some columns of the values are large, as in models."""
+    named = sorted(set(offer.tokens(call)))
+    sizes = sorted({*named, *(m for m in TOKENS if named and m <= named[-1])})
+    if not sizes:
+        return "nothing compared"
+    made = torch.Generator(device).manual_seed(call.n + call.k)
+    left, right = (_values(rows, columns, made) for rows, columns in _stored(call, sizes[-1]))
+    whole = own(*_as_linear(call, left, right), None, 1, call.wide)
+    wrong: dict[int, int] = {}
+    for m in sizes:
+        some = left[:m], right[:m] if call.of == "weight gradient" else right
+        # Of the own kernel every row is the same for any number of rows; where tokens are summed over, there is no row.
+        sliced = call.of != "weight gradient" and m not in TOKENS
+        want = whole[:m] if sliced else own(*_as_linear(call, *some), None, 1, call.wide)
+        if count := _unequal(offer.run(call, *some), want):
+            wrong[m] = count
+    if wrong:
+        return f"{offer.name} differs at M = {', '.join(map(str, wrong))}: {sum(wrong.values())} elements"
+    return ""
+
+
+def _unequal(got: Tensor, want: Tensor) -> int:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return want.numel()
+    bits = _BITS[want.dtype]
+    return int(((got.view(bits) != want.view(bits)) | got.isnan()).sum())
+
+
+def _stored(call: LinearCall, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    weight, x, dy = (call.n, call.k), (tokens, call.k), (tokens, call.n)
+    return {"forward": (x, weight), "input gradient": (dy, weight), "weight gradient": (dy, x)}[call.of]
+
+
+def _as_stored(call: LinearCall, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    if call.of == "weight gradient":
+        return x.t(), weight.t()
+    return x.reshape(-1, x.shape[-1]), weight if call.of == "forward" else weight.t()
+
+
+def _as_linear(call: LinearCall, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    if call.of == "forward":
+        return left, right
+    return (left, right.t()) if call.of == "input gradient" else (left.t(), right.t())
+
+
+def _values(rows: int, columns: int, made: torch.Generator) -> Tensor:
+    x = torch.randn(rows, columns, generator=made, device=made.device)
+    return (x * (1.0 + 30.0 * (torch.rand(columns, generator=made, device=made.device) < 0.01))).bfloat16()
+
+
+def _turned(matrix: Tensor) -> bool:
+    return matrix.stride(-1) != 1
+
+
+def _copied_whole(matrix: Tensor) -> bool:
+    """Whether the tensor copy engine can read it as it is stored."""
+    starts = matrix.data_ptr() % _BYTES == 0 and (matrix.stride(0) * matrix.element_size()) % _BYTES == 0
+    return matrix.stride(1) == 1 and starts
+
+
+def _other_bits(name: str, call: LinearCall, why: str) -> ContractViolation:
+    return ContractViolation(
+        f"alignment.linear = {name!r} cannot serve the {call}: {why}",
+        remedy='Set alignment.linear = "auto" to keep the provider\'s own kernel there, or "own".',
+        code="VIME-ALIGN-010",
+    )

@@ -1,0 +1,191 @@
+"""Offered kernels: taken call by call where their bits are the provider's, named and left where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from numerics_support import assert_same, cpu, normal
+from torch import Tensor
+
+from vime_core.errors import ContractViolation, PolicyError
+from vime_core.numerics import AttentionSpec, KvCache, Operations, PagedBatch
+from vime_core.numerics.chosen_attention import with_attention
+from vime_core.numerics.chosen_linear import TOKENS, with_linear
+from vime_core.numerics.offers import AttentionOffer, LinearCall, LinearOffer
+
+CPU = torch.device("cpu")
+N, K = 24, 40
+FORWARD = LinearCall("forward", N, K, wide=False)
+DX = LinearCall("input gradient", N, K, wide=False)
+DW = LinearCall("weight gradient", N, K, wide=True)
+Spoil = Callable[[LinearCall, Tensor, Tensor], Tensor]
+
+
+def toy(call: LinearCall, left: Tensor, right: Tensor) -> Tensor:
+    """The provider's own product, from operands as an offer gets them."""
+    x, w = {
+        "forward": (left, right),
+        "input gradient": (left, right.t()),
+        "weight gradient": (left.t(), right.t()),
+    }[call.of]
+    return cpu().kernels.linear(x, w, None, 1, call.wide)
+
+
+class Shelf:
+    """An offer that counts what is asked of it; ``spoil`` changes its results."""
+
+    def __init__(self, spoil: Spoil | None = None, tokens: tuple[int, ...] = (1, 64, 300)) -> None:
+        self.ran: list[tuple[LinearCall, int]] = []
+        self.prepared: list[LinearCall] = []
+        self.spoil = spoil or (lambda _call, _left, y: y)
+        self.offer = LinearOffer(
+            "toy", "1", lambda call: call.n % 8 == 0, lambda _call: tokens, self.prepared.extend, self.run
+        )
+
+    def run(self, call: LinearCall, left: Tensor, right: Tensor) -> Tensor:
+        self.ran.append((call, len(left)))
+        return self.spoil(call, left, toy(call, left, right))
+
+    def operations(self, *, required: bool = False) -> Operations:
+        # The own kernel's one chain over K, as on a GPU.
+        own = replace(cpu().kernels, chunk_count=lambda *_: 1)
+        return replace(cpu(), kernels=with_linear(own, self.offer, required=required))
+
+
+def bf16(seed: int, *shape: int) -> Tensor:
+    return normal(seed, *shape, dtype=torch.bfloat16)
+
+
+def next_bit(y: Tensor, row: int = -1) -> Tensor:
+    """One element of one row moved by one ulp."""
+    bits = y.clone().view(torch.int16 if y.dtype == torch.bfloat16 else torch.int32)
+    bits[row, 3] += 1
+    return bits.view(y.dtype)
+
+
+def test_equal_kernels_serve_forward_and_both_gradients() -> None:
+    shelf = Shelf()
+    ops, own = shelf.operations(), replace(cpu(), kernels=replace(cpu().kernels, chunk_count=lambda *_: 1))
+    results: list[list[Tensor]] = []
+    for operations in (ops, own):
+        x, w = bf16(1, 5, K).requires_grad_(), bf16(2, N, K).requires_grad_()
+        y = operations.linear(x, w)
+        y.backward(bf16(3, 5, N))
+        assert x.grad is not None
+        assert w.grad is not None
+        results.append([y.detach(), x.grad, w.grad])
+    for left, right in zip(*results, strict=True):
+        assert_same(left, right)
+    assert ops.kernels.choices()["forward 24x40"] == "toy"
+    assert ops.kernels.choices()["input gradient 24x40"] == "toy"
+    assert (FORWARD, 5) in shelf.ran
+    assert (DX, 5) in shelf.ran
+
+
+def test_what_is_compared_are_the_offers_tokens_and_the_usual_ones() -> None:
+    shelf = Shelf(tokens=(7, 257))
+    shelf.operations().linear(bf16(1, 5, K), bf16(2, N, K))
+    assert [m for _, m in shelf.ran] == [*sorted({7, *(m for m in TOKENS if m <= 257)}), 5]
+    assert shelf.prepared == [FORWARD]
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 64, 300])
+def test_one_other_bit_at_one_number_of_tokens_keeps_the_own_kernel_and_is_named(tokens: int) -> None:
+    shelf = Shelf(lambda _call, left, y: next_bit(y) if len(left) == tokens else y)
+    ops, x, w = shelf.operations(), bf16(1, tokens, K), bf16(2, N, K)
+    assert_same(ops.linear(x, w), cpu().kernels.linear(x, w, None, 1, False))
+    assert ops.kernels.choices() == {"forward 24x40": f"own (toy differs at M = {tokens}: 1 elements)"}
+
+
+@pytest.mark.parametrize("call", [FORWARD, DX, DW], ids=str)
+def test_each_product_of_a_weight_is_compared_by_itself(call: LinearCall) -> None:
+    shelf = Shelf(lambda asked, _left, y: next_bit(y) if asked == call else y)
+    ops = shelf.operations()
+    ops.kernels.settle([FORWARD], CPU)
+    ops.kernels.settle_gradients(CPU)
+    chosen = ops.kernels.choices()
+    assert set(chosen) == {str(FORWARD), str(DX), str(DW)}
+    assert {name: kernels == "toy" for name, kernels in chosen.items()} == {name: name != str(call) for name in chosen}
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda _c, _x, y: y * float("nan"), lambda _c, _x, y: y.float(), lambda _c, _x, y: y[:-1]]
+)
+def test_nan_another_dtype_and_another_shape_are_no_agreement(spoil: Spoil) -> None:
+    ops = Shelf(spoil).operations()
+    assert ops.linear(bf16(1, 2, K), bf16(2, N, K)).isfinite().all()
+    assert ops.kernels.choices()["forward 24x40"].startswith("own (toy differs at M = 1, 2, 3")
+
+
+def test_an_offer_without_a_number_of_tokens_compared_nothing_and_serves_nothing() -> None:
+    ops = Shelf(tokens=()).operations()
+    ops.linear(bf16(1, 2, K), bf16(2, N, K))
+    assert ops.kernels.choices() == {"forward 24x40": "own (nothing compared)"}
+
+
+def test_required_kernels_with_another_bit_are_refused_by_name() -> None:
+    ops = Shelf(lambda _call, _left, y: next_bit(y)).operations(required=True)
+    with pytest.raises(
+        ContractViolation, match=r"alignment.linear = 'toy' cannot serve the forward 24x40: toy differs"
+    ):
+        ops.linear(bf16(1, 2, K), bf16(2, N, K))
+
+
+def test_what_an_offer_has_no_kernel_for_is_the_providers() -> None:
+    shelf = Shelf()
+    ops = shelf.operations()
+    ops.linear(bf16(1, 2, K), bf16(2, 9, K))
+    ops.linear(bf16(1, 2, K), bf16(2, N, K), bf16(3, N))
+    ops.linear(normal(1, 2, K), normal(2, N, K))
+    assert shelf.ran == []
+    assert ops.kernels.choices() == {"forward 9x40": "own (toy has no kernel)"}
+
+
+def test_rows_that_the_copy_engine_cannot_read_are_the_providers() -> None:
+    shelf = Shelf()
+    x = bf16(1, 4, K + 1)[:, 1:]
+    assert_same(shelf.operations().linear(x, bf16(2, N, K)), cpu().kernels.linear(x, bf16(2, N, K), None, 1, False))
+    assert shelf.ran == []
+
+
+def offered_attention(seen: list[str]) -> AttentionOffer:
+    def packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+        seen.append("packed")
+        return cpu().kernels.attention_packed(q, k, v, starts, spec)
+
+    def paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
+        seen.append("paged")
+        return cpu().kernels.attention_paged(q, cache, batch, spec)
+
+    def covers(size: int, dtype: torch.dtype, spec: AttentionSpec) -> bool:
+        return size == 16 and dtype == torch.bfloat16 and spec.window is None
+
+    return AttentionOffer("toy", "1", covers, packed, paged)
+
+
+@pytest.mark.parametrize(("size", "window", "served"), [(16, None, True), (8, None, False), (16, 4, False)])
+def test_an_offered_attention_serves_both_entries_of_the_structures_that_it_covers(
+    size: int, window: int | None, served: bool
+) -> None:
+    seen: list[str] = []
+    kernels = with_attention(cpu().kernels, offered_attention(seen), required=False)
+    q, spec = bf16(1, 5, 2, size), AttentionSpec(0.25, window)
+    kernels.attention_packed(q, q, q, torch.tensor([0, 5]), spec)
+    pages = bf16(2, 1, 2, 8, size)
+    batch = PagedBatch(torch.tensor([0, 5]), torch.tensor([5]), torch.tensor([[0]]))
+    kernels.attention_paged(q, KvCache(pages, pages), batch, spec)
+    assert seen == (["packed", "paged"] if served else [])
+    (name, chosen), *others = kernels.choices().items()
+    assert not others
+    assert name.startswith(f"attention of head size {size} in bfloat16")
+    assert chosen == ("toy" if served else "own (toy has no proven kernel)")
+
+
+def test_a_required_attention_refuses_other_structures() -> None:
+    kernels = with_attention(cpu().kernels, offered_attention([]), required=True)
+    q = bf16(1, 5, 2, 8)
+    with pytest.raises(PolicyError, match=r"'toy' has no proven kernel for the attention of head size 8 in bfloat16"):
+        kernels.attention_packed(q, q, q, torch.tensor([0, 5]), AttentionSpec(0.25))

@@ -1,0 +1,107 @@
+"""DeepGEMM's bf16 products as vLLM bundles them: one chain over ascending K, on Hopper.
+
+A kernel is chosen on the host by how many blocks of rows there are: up to 16, up to 32, then every further 64 rows.
+`tokens` names all of them up to the most rows of one call; more rows are computed in parts, since no row depends on
+another. Sizes are not compiled in, so that shapes share kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from vime_core.numerics.offers import LinearCall, LinearOffer
+from vime_core.numerics.operations import source_digest
+from vime_vllm.kernels.compiling import compile_all
+
+LIBRARY: Final = "vllm.third_party.deep_gemm"
+CACHE_VARIABLE: Final = "DG_JIT_CACHE_DIR"
+CAPABILITY: Final = (9, 0)
+_MOST_ROWS: Final = 8192
+_MOST_ELEMENTS: Final = 1 << 27  # of an operand or result of one call
+_STEP: Final = 64
+_SUMMED: Final = (1, 64, 512, 2048, 8192)  # numbers of tokens that a weight's gradient is tried with
+
+
+@cache
+def offer() -> LinearOffer | str:
+    """The offer, or why DeepGEMM cannot run in this process."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != CAPABILITY:
+        return "DeepGEMM's bf16 products were proven on GPUs of capability 9.0 only"
+    if find_spec("vllm") is None or find_spec(LIBRARY) is None:
+        return f"{LIBRARY} is not installed"
+    if not compiler():
+        return "DeepGEMM compiles with nvcc, which is neither in CUDA_HOME nor on PATH"
+    os.environ.setdefault(CACHE_VARIABLE, str(Path.home() / ".cache" / "vime" / "deep_gemm"))
+    try:
+        library = import_module(LIBRARY)
+    except (ImportError, AssertionError, OSError, RuntimeError) as error:
+        return f"{LIBRARY} cannot be imported: {error}"
+    version = f"{library.__version__} {source_digest(Path(__file__).parent.glob('*.py'))}"
+    return LinearOffer("deepgemm", version, covers, tokens, compile_all, run)
+
+
+def compiler() -> str:
+    """The nvcc that DeepGEMM will call; empty: there is none."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    beside = shutil.which("nvcc", path=str(Path(home) / "bin")) if home else None
+    return beside or shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin") or ""
+
+
+def covers(call: LinearCall) -> bool:
+    """Rows of every operand start at multiples of 16 bytes, and the gradient of a weight is kept in fp32."""
+    return call.n % 8 == 0 and call.k % 8 == 0 and (call.wide or call.of != "weight gradient")
+
+
+def tokens(call: LinearCall) -> tuple[int, ...]:
+    """Numbers of tokens of which each chooses another block of rows, up to the most rows of one call."""
+    if call.of == "weight gradient":  # blocks are of the weight: the same for every number of tokens
+        return tuple(m for m in _SUMMED if m <= most_rows(call))
+    return (16, 32, *range(_STEP, most_rows(call) + 1, _STEP))
+
+
+def most_rows(call: LinearCall) -> int:
+    """Of one call; a multiple of 64."""
+    return max(_STEP, min(_MOST_ROWS, _MOST_ELEMENTS // max(call.n, call.k)) // _STEP * _STEP)
+
+
+def run(call: LinearCall, left: Tensor, right: Tensor) -> Tensor:
+    """See `LinearOffer.run`."""
+    shape = {
+        "forward": (len(left), call.n),
+        "input gradient": (len(left), call.k),
+        "weight gradient": (call.n, call.k),
+    }[call.of]
+    y = torch.empty(shape, dtype=torch.float32 if call.wide else torch.bfloat16, device=left.device)
+    if call.of == "weight gradient":
+        _library().bf16_gemm_tn(left, right, y, compiled_dims="")
+        return y
+    multiply = _library().bf16_gemm_nt if call.of == "forward" else _library().bf16_gemm_nn
+    most = most_rows(call)
+    for start in range(0, len(left), most):
+        multiply(left[start : start + most], right, y[start : start + most], compiled_dims="")
+    return y
+
+
+@cache
+def _library() -> Any:
+    return import_module(LIBRARY)
+
+
+def run_all(calls: Sequence[tuple[LinearCall, int]]) -> None:
+    """Run each call once on zeros, which compiles its kernel."""
+    for call, count in calls:
+        left = call.n if call.of != "forward" else call.k
+        rows, columns = (count, call.k) if call.of == "weight gradient" else (call.n, call.k)
+        zeros = [torch.zeros(*size, dtype=torch.bfloat16, device="cuda") for size in ((count, left), (rows, columns))]
+        run(call, zeros[0], zeros[1])
+    torch.cuda.synchronize()
