@@ -66,6 +66,11 @@ def next_bit(y: Tensor, row: int = -1) -> Tensor:
     return bits.view(y.dtype)
 
 
+def bits_moved(y: Tensor) -> Tensor:
+    """Some elements moved by one ulp, so that their number tells which values were drawn."""
+    return torch.where(y > 100, (y.view(torch.int16) + 1).view(y.dtype), y)
+
+
 def test_equal_kernels_serve_forward_and_both_gradients() -> None:
     shelf = Shelf()
     ops, own = shelf.operations(), replace(cpu(), kernels=replace(cpu().kernels, chunk_count=lambda *_: 1))
@@ -118,6 +123,21 @@ def test_nan_another_dtype_and_another_shape_are_no_agreement(spoil: Spoil) -> N
     ops = Shelf(spoil).operations()
     assert ops.linear(bf16(1, 2, K), bf16(2, N, K)).isfinite().all()
     assert ops.kernels.choices()["forward 24x40"].startswith("own (toy differs at M = 1, 2, 3")
+
+
+def test_what_is_found_does_not_hang_on_the_default_dtype() -> None:
+    """As vLLM sets it while it builds a model, and the trainer does not."""
+    found: list[dict[str, str]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        ops = Shelf(lambda _call, _left, y: bits_moved(y)).operations()
+        torch.set_default_dtype(dtype)
+        try:
+            ops.kernels.settle([replace(FORWARD, k=2000)], CPU)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append(dict(ops.kernels.choices()))
+    assert found[0] == found[1]
+    assert "differs" in found[0]["forward 24x2000"]
 
 
 def test_an_offer_without_a_number_of_tokens_compared_nothing_and_serves_nothing() -> None:

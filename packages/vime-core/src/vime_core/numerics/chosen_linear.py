@@ -159,8 +159,10 @@ def _as_linear(call: LinearCall, left: Tensor, right: Tensor) -> tuple[Tensor, T
 
 
 def _values(rows: int, columns: int, made: torch.Generator) -> Tensor:
-    x = torch.randn(rows, columns, generator=made, device=made.device)
-    return (x * (1.0 + 30.0 * (torch.rand(columns, generator=made, device=made.device) < 0.01))).bfloat16()
+    # vLLM builds models under another default dtype: both sides must draw the same
+    x = torch.randn(rows, columns, generator=made, device=made.device, dtype=torch.float32)
+    large = torch.rand(columns, generator=made, device=made.device, dtype=torch.float32) < 0.01
+    return (x * (1.0 + 30.0 * large)).bfloat16()
 
 
 def _turned(matrix: Tensor) -> bool:
