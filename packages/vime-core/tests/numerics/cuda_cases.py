@@ -126,6 +126,27 @@ def scoring(c: Cases) -> None:
     c.near("scoring backward", c.ours.token_log_probs_backward(*inputs), c.reference.token_log_probs_backward(*inputs))
 
 
+def draws(c: Cases) -> None:
+    """Rows of many shapes of probability, greedy ones too, and shares at which a token ends and the next begins."""
+    words = torch.tensor([0, 1, -1, 2**32 - 1, 2**63 - 1, -(2**63), 2**62 + 5], device=c.device)
+    seeds, places = (t.contiguous().view(-1) for t in torch.meshgrid(words, words[:4].abs(), indexing="ij"))
+    c.same("random numbers", c.ours.draw_numbers(seeds, places), c.reference.draw_numbers(seeds, places))
+    for size in (5, 700, 9000):
+        logits, temperatures = c.normal(40, size) * 4, torch.full((40,), 0.7, device=c.device)
+        logits[:9] = logits[:9].round()
+        logits[9:12, : size // 2], logits[12], logits[13, 2] = -torch.inf, torch.nan, torch.nan
+        logits[14, 1:], logits[15, 3], temperatures[16:20] = -30.0, torch.inf, 1.0
+        u = c.ours.draw_numbers(torch.arange(40, device=c.device), torch.arange(40, device=c.device))
+        u[::5], u[3], u[4], u[14] = -1, 0, 2**63 - 1, 2**63 - 1
+        expected = c.reference.draw(logits, temperatures, u)
+        c.same(f"draw of {size}", c.ours.draw(logits, temperatures, u), expected)
+        assert len(set(expected.tolist())) > 3
+    flat, ones = torch.zeros(8, 8192, device=c.device, dtype=c.dtype), torch.ones(8, device=c.device)
+    edges = torch.arange(8, device=c.device) << 60  # where the first token of every eighth begins
+    c.same("draw at edges", c.ours.draw(flat, ones, edges), torch.arange(8, device=c.device) * 1024)
+    c.found["control: another number"] = float(torch.equal(c.ours.draw(logits, temperatures, u.flip(0)), expected))
+
+
 def attention(c: Cases) -> None:
     cu = torch.tensor(CU, device=c.device)
     for name, spec in SPECS.items():
@@ -165,7 +186,7 @@ def paged(c: Cases, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Ten
 
 def run(device: str, dtype: torch.dtype) -> dict[str, float]:
     cases = Cases(device, dtype)
-    for case in (linear, embedding, norm, pointwise, scoring, attention):
+    for case in (linear, embedding, norm, pointwise, scoring, draws, attention):
         case(cases)
     return cases.found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from numerics_support import cpu, everyone, normal
 
 from vime_core.numerics import masked
 from vime_core.numerics.arithmetic import exp
-from vime_core.numerics.draw import next_number, numbers
+from vime_core.numerics.draw import numbers, philox
 
 LARGEST = 2**63 - 1
 
@@ -67,11 +68,54 @@ def test_what_was_cut_is_never_drawn() -> None:
         assert operations.draw(nothing, torch.tensor([5, LARGEST])).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("seed", [0, 7, 2**62 + 5])
-def test_a_requests_numbers_are_those_of_its_generator(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    one_by_one = [int(next_number(generator)) for _ in range(20)]
-    assert numbers(seed, 20, torch.device("cpu")).tolist() == one_by_one
-    assert all(0 <= number <= LARGEST for number in one_by_one)
-    assert len(set(one_by_one)) == 20
-    assert max(one_by_one) > 2**61
+WORD = st.integers(0, 2**32 - 1)
+
+
+def philox_by_hand(counter: list[int], key: list[int]) -> list[int]:
+    """Philox4x32-10 in whole numbers of Python, after the paper's figure: one multiplication a word, ten rounds."""
+    for round_ in range(10):
+        keys = [(key[i] + round_ * (0x9E3779B9, 0xBB67AE85)[i]) % 2**32 for i in range(2)]
+        high, low = zip(divmod(0xD2511F53 * counter[0], 2**32), divmod(0xCD9E8D57 * counter[2], 2**32), strict=True)
+        counter = [high[1] ^ counter[1] ^ keys[0], low[1], high[0] ^ counter[3] ^ keys[1], low[0]]
+    return counter
+
+
+def one(*words: int) -> Any:
+    return tuple(torch.tensor([word]) for word in words)
+
+
+PUBLISHED = [  # Random123's file of known answers
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), PUBLISHED)
+def test_philox_gives_the_published_answers(counter: list[int], key: list[int], answer: list[int]) -> None:
+    assert philox_by_hand(counter, key) == answer
+    assert [int(word) for word in philox(one(*counter), one(*key))] == answer
+
+
+@given(st.integers(-(2**63), 2**63 - 1), WORD)
+def test_a_requests_numbers_are_words_of_philox(seed: int, place: int) -> None:
+    first, second, _, _ = philox_by_hand([place, 0, 0, 0], [seed % 2**32, (seed >> 32) % 2**32])
+    for operations in everyone().values():
+        assert operations.draw_numbers(*one(seed, place)).tolist() == [(first * 2**32 + second) // 2]
+
+
+@pytest.mark.parametrize("seed", [0, 7, 7 + 2**32, 2**63 - 1])
+def test_numbers_are_a_function_of_seed_and_place(seed: int) -> None:
+    found = numbers(seed, 4000, torch.device("cpu"))
+    places = torch.tensor([3999, 0, 17])
+    assert torch.equal(cpu().draw_numbers(torch.full((3,), seed), places), found[places])
+    assert len(set(found.tolist())) == 4000
+    assert int(found.min()) >= 0
+    shares = found.double().numpy() * 2.0**-63
+    assert np.abs(np.sort(shares) - np.linspace(0, 1, 4000)).max() < 2.2 / 4000**0.5  # Kolmogorov: 1 in 8,000
+    assert abs(np.corrcoef(shares[:-1], shares[1:])[0, 1]) < 0.07
+    assert not set(found.tolist()) & set(numbers(seed ^ (1 << 32), 4000, torch.device("cpu")).tolist())

@@ -7,6 +7,7 @@ inside them: most of its types are loose, and the driver must not pay for it bef
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -229,6 +230,11 @@ def attention_backends(vllm_config: Any) -> dict[str, int]:
 def runner_version(worker: Any) -> str:
     """``"V1"`` or ``"V2"``: two model runners with different samplers."""
     return "V2" if getattr(worker, "use_v2_model_runner", False) else "V1"
+
+
+def triton_has_cpu() -> bool:
+    """Whether Triton's kernels run on this machine's CPU, which vLLM's model runner V2 needs there."""
+    return importlib.util.find_spec("triton") is not None and "cpu" in _import("triton.backends").backends
 
 
 def core_settings(core: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def forked_engines(config: RunConfig, policy: DeterminismPolicy, alignment: Alig
         alignment: of the runs; all engines have its model class.
     """
     environment = engine_environment(config, policy, compiler=False, owner=os.getpid())
-    environment |= aligned_environment(alignment, cpu=True, cut=False)
+    environment |= aligned_environment(alignment, cpu=True)
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     log, server = EngineLog(), _server()

@@ -13,7 +13,7 @@ from vime_core.backends import NamedTensors, RolloutContext
 from vime_core.errors import BackendError, ConfigError, ContractViolation, PolicyError
 from vime_core.types import Completion, ProcessReport, SampleRequest
 from vime_vllm import compat
-from vime_vllm.aligned.arguments import aligned_environment, is_cut, prepare, side_environment
+from vime_vllm.aligned.arguments import aligned_environment, prepare, side_environment
 from vime_vllm.arguments import engine_arguments, policy_flags, uses_compiler
 from vime_vllm.client import EngineClient
 from vime_vllm.engine_log import EngineLog
@@ -56,7 +56,7 @@ def _start(context: RolloutContext, options: VllmOptions, flags: dict[str, bool]
     compiler = context.alignment is None and uses_compiler(options, cpu=cpu)
     environment = engine_environment(config, policy, compiler=compiler, owner=os.getpid())
     if context.alignment is not None:
-        environment |= aligned_environment(context.alignment, cpu=cpu, cut=is_cut(context))
+        environment |= aligned_environment(context.alignment, cpu=cpu)
         prepare(context.alignment, context.model_directory)
         environment |= side_environment(context.alignment)
     if options.gpus:

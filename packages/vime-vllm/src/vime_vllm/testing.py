@@ -107,8 +107,8 @@ def mislabel(worker: Any, version: int) -> None:
 
 
 def record_schedule(worker: Any) -> None:
-    """Note from now on, for every engine step, how many tokens of each request it computes."""
-    worker.vime_schedule = []
+    """Note from now on, for every engine step, how many tokens of each request it computes, and who was preempted."""
+    worker.vime_schedule, worker.vime_preempted = [], []
     if hasattr(worker, "vime_execute_model"):
         return
     worker.vime_execute_model = worker.execute_model
@@ -116,6 +116,7 @@ def record_schedule(worker: Any) -> None:
     def execute_model(scheduler_output: Any) -> Any:
         if counts := list(scheduler_output.num_scheduled_tokens.values()):
             worker.vime_schedule.append(counts)
+        worker.vime_preempted += scheduler_output.preempted_req_ids or ()
         return worker.vime_execute_model(scheduler_output)
 
     worker.execute_model = execute_model
@@ -124,3 +125,8 @@ def record_schedule(worker: Any) -> None:
 def schedule(worker: Any) -> list[list[int]]:
     """What `record_schedule` noted, by engine step."""
     return worker.vime_schedule
+
+
+def preempted(worker: Any) -> list[str]:
+    """Ids of requests that were preempted since `record_schedule`."""
+    return worker.vime_preempted

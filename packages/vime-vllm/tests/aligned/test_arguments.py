@@ -110,28 +110,28 @@ def test_prompts_in_chunks_are_no_trouble_on_a_gpu(make_aligned: MakeAligned) ->
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 50)])
-def test_truncated_sampling_is_refused_where_nobody_says_what_was_left(
+def test_truncated_sampling_may_report_every_token_that_was_left(
     make_aligned: MakeAligned, monkeypatch: pytest.MonkeyPatch, name: str, value: float
 ) -> None:
     options = VllmOptions()
     context = make_aligned(options=options, sampling={name: value})
     assert engine_arguments(context, options, {}, cpu=True, known=NAMES)["max_logprobs"] == -1
     monkeypatch.setenv(RUNNER_VARIABLE, "1")
-    with pytest.raises(PolicyError, match=f"VIME-ALIGN-028.*sampling.{name}"):
-        engine_arguments(context, options, {}, cpu=False, known=NAMES)
+    assert engine_arguments(context, options, {}, cpu=False, known=NAMES)["max_logprobs"] == -1
 
 
 def test_the_environment_names_class_and_runner(make_aligned: MakeAligned, monkeypatch: pytest.MonkeyPatch) -> None:
     alignment = make_aligned().alignment
     assert alignment is not None
     monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
-    for cpu, cut, runner in ((True, False, "0"), (False, True, "0"), (False, False, "1")):
-        given = aligned_environment(alignment, cpu=cpu, cut=cut)
+    for cpu, runner in ((True, "0"), (False, "1")):
+        given = aligned_environment(alignment, cpu=cpu)
         assert given == {SIDE_VARIABLE: "vime_vllm.aligned.model:AlignedDecoder", RUNNER_VARIABLE: runner}
+    monkeypatch.setenv(RUNNER_VARIABLE, "0")
+    assert aligned_environment(alignment, cpu=False)[RUNNER_VARIABLE] == "0"
     monkeypatch.setenv(RUNNER_VARIABLE, "1")
-    assert aligned_environment(alignment, cpu=False, cut=True)[RUNNER_VARIABLE] == "1"
     with pytest.raises(PolicyError, match=RUNNER_VARIABLE):
-        aligned_environment(alignment, cpu=True, cut=False)
+        aligned_environment(alignment, cpu=True)
 
 
 def test_decode_steps_are_graphs_where_the_provider_allows_it(make_aligned: MakeAligned) -> None:

@@ -6,17 +6,22 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from vime_core.numerics import load_provider, masked
+from vime_core.numerics.draw import numbers
+from vime_core.types import SampleRequest
+from vime_vllm.sampling import sampling_params
 
 if find_spec("vllm") is None:
     pytest.fail("vLLM is not installed, so its tests cannot run", pytrace=False)
 
 VOCABULARY = 1003
 OPERATIONS = load_provider("cpu")
+PLACES = [0, 3, 7, 0, 500, 12, 1, 2]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def sampler() -> Any:
 
     from vime_vllm.aligned.sampler import AlignedSampler
 
-    return AlignedSampler(Sampler("processed_logprobs"), OPERATIONS)
+    return AlignedSampler(Sampler("processed_logprobs"), OPERATIONS, lambda: np.array(PLACES))
 
 
 def make_logits(rows: int) -> Tensor:
@@ -55,7 +60,8 @@ def metadata(temperatures: list[float], seeds: list[int], **changes: Any) -> Any
     return SimpleNamespace(**{**settings, **changes})
 
 
-def draw(sampler: Any, logits: Tensor, meta: Any) -> tuple[Tensor, Tensor]:
+def draw(sampler: Any, logits: Tensor, meta: Any, places: list[int] = PLACES) -> tuple[Tensor, Tensor]:
+    sampler.places = lambda: np.array(places)
     output = sampler(logits.clone(), meta)
     tokens = output.sampled_token_ids[:, 0].long()
     assert torch.equal(output.logprobs_tensors.logprob_token_ids[:, 0].long(), tokens)
@@ -77,14 +83,24 @@ def test_scores_are_the_contract_s_at_each_row_s_temperature(sampler: Any) -> No
     assert torch.allclose(scores, torch_scores.gather(1, tokens[:, None])[:, 0], atol=1e-4)
 
 
+def test_a_token_is_a_function_of_logits_seed_and_place(sampler: Any) -> None:
+    logits, everyone_s = make_logits(1).expand(8, VOCABULARY), [1.0] * 8
+    u = torch.stack([numbers(seed, 501, torch.device("cpu"))[place] for seed, place in zip(SEEDS, PLACES, strict=True)])
+    expected = OPERATIONS.draw(logits, u)
+    assert torch.equal(draw(sampler, logits, metadata(everyone_s, SEEDS))[0], expected)
+    assert not torch.equal(draw(sampler, logits, metadata(everyone_s, SEEDS), [p + 1 for p in PLACES])[0], expected)
+    same = draw(sampler, logits, metadata(everyone_s, [2**63 - 1] * 8), [4] * 8)[0]
+    assert torch.equal(same, same[:1].expand(8))
+
+
 def test_a_row_s_result_is_its_own(sampler: Any) -> None:
     logits = make_logits(8)
     tokens, scores = draw(sampler, logits, metadata(TEMPERATURES, SEEDS))
     for i in range(8):
         meta = metadata(TEMPERATURES[i : i + 1], SEEDS[i : i + 1])
-        token, score = draw(sampler, logits[i : i + 1], meta)
+        token, score = draw(sampler, logits[i : i + 1], meta, PLACES[i : i + 1])
         assert (token, score) == (tokens[i], scores[i])
-    flipped = draw(sampler, logits.flip(0), metadata(TEMPERATURES[::-1], SEEDS[::-1]))
+    flipped = draw(sampler, logits.flip(0), metadata(TEMPERATURES[::-1], SEEDS[::-1]), PLACES[::-1])
     assert torch.equal(flipped[0], tokens.flip(0))
     assert torch.equal(flipped[1], scores.flip(0))
 
@@ -158,3 +174,21 @@ def test_a_sampler_that_is_not_stock_is_not_replaced(sampler: Any) -> None:
     worker = SimpleNamespace(model_runner=SimpleNamespace(sampler=sampler))
     with pytest.raises(PolicyError, match="AlignedSampler"):
         replace_sampler(worker)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"min_p": 0.1}, {"min_tokens": 2}, {"repetition_penalty": 1.1}, {"logit_bias": {3: 1.0}}, {"logprobs": 4}],
+)
+def test_on_v2_a_request_may_set_nothing_that_no_contract_defines(changes: dict[str, Any]) -> None:
+    from vllm import SamplingParams
+
+    from vime_vllm.aligned.sampler_v2 import require_defined
+
+    for kept in (False, True):
+        request = SampleRequest(0, 0, (1,), seed=2**63 - 1, max_tokens=4, temperature=0.5, top_k=3, stop_token_ids=(7,))
+        require_defined(sampling_params(request, kept=kept))
+    require_defined(SamplingParams(temperature=0.0, logprobs=0, prompt_logprobs=0))
+    require_defined(SamplingParams.for_sampler_warmup())
+    with pytest.raises(ValueError, match=f"no request may set {next(iter(changes))} = "):
+        require_defined(SamplingParams(**changes))

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 LANES = 16
-_SMALLEST_NORMAL = 2.0**-126
-_ROUND_SHIFT = 12582912.0  # 1.5 * 2^23: adding it leaves round(x) in the low bits of the significand
-_ROUND_SHIFT_BITS = 0x4B400000
-_LOG2_E = 1.44269504088896341
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # Cody-Waite: n * _LN2_HIGH is exact in fp32
-_EXP_LOWEST, _EXP_HIGHEST = -87.0, 88.0  # inside these no scale is subnormal or infinite
-_EXP_POLYNOMIAL = (
+SMALLEST_NORMAL = 2.0**-126
+ROUND_SHIFT = 12582912.0  # 1.5 * 2^23: adding it leaves round(x) in the low bits of the significand
+ROUND_SHIFT_BITS = 0x4B400000
+LOG2_E = 1.44269504088896341
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # Cody-Waite: n * LN2_HIGH is exact in fp32
+EXP_LOWEST, EXP_HIGHEST = -87.0, 88.0  # inside these no scale is subnormal or infinite
+EXP_POLYNOMIAL = (
     1.9875691500e-4,
     1.3981999507e-3,
     8.3334519073e-3,
@@ -51,7 +51,7 @@ _LN2 = 0.6931471805599453
 
 def flush(x: Tensor) -> Tensor:
     """Subnormal numbers become zeros of their sign."""
-    return torch.where(x.abs() < _SMALLEST_NORMAL, x * 0.0, x)
+    return torch.where(x.abs() < SMALLEST_NORMAL, x * 0.0, x)
 
 
 def widen(x: Tensor) -> Tensor:
@@ -156,13 +156,13 @@ def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 
 def exp(x: Tensor) -> Tensor:
     """e^x in fp32 (Cody-Waite reduction, Cephes ``expf`` polynomial), 0 below -87 and infinite above 88."""
-    shifted = x * _LOG2_E + _ROUND_SHIFT
-    n = shifted - _ROUND_SHIFT
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    fraction = (_polynomial(_EXP_POLYNOMIAL, r) * (r * r) + r) + 1.0
-    scale = ((shifted.contiguous().view(torch.int32) - (_ROUND_SHIFT_BITS - 127)) << 23).view(torch.float32)
-    value = torch.where(x > _EXP_HIGHEST, torch.full_like(x, math.inf), fraction * scale)
-    return torch.where(x < _EXP_LOWEST, torch.zeros_like(x), value)
+    shifted = x * LOG2_E + ROUND_SHIFT
+    n = shifted - ROUND_SHIFT
+    r = (x - n * LN2_HIGH) - n * LN2_LOW
+    fraction = (_polynomial(EXP_POLYNOMIAL, r) * (r * r) + r) + 1.0
+    scale = ((shifted.contiguous().view(torch.int32) - (ROUND_SHIFT_BITS - 127)) << 23).view(torch.float32)
+    value = torch.where(x > EXP_HIGHEST, torch.full_like(x, math.inf), fraction * scale)
+    return torch.where(x < EXP_LOWEST, torch.zeros_like(x), value)
 
 
 def log(x: Tensor) -> Tensor:

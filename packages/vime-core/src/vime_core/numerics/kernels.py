@@ -39,6 +39,7 @@ class Kernels:
         token_log_probs: logits, ids, temperatures -> log p of the ids.
         token_log_probs_backward: grad, logits, ids, temperatures -> dlogits.
         keep_mask: logits, temperatures, top_k, top_p -> bool (:mod:`.truncation`).
+        draw_numbers: seeds, places in the response -> random numbers (:mod:`.draw`).
         draw: logits, temperatures, random numbers -> token ids (:mod:`.draw`).
         choices: what serves each call where kernels of other packages may (:mod:`.chosen_linear`), so far.
         settle: choose for these calls, on a device, before anything waits for them.
@@ -65,6 +66,7 @@ class Kernels:
     token_log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]
     token_log_probs_backward: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     keep_mask: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    draw_numbers: Callable[[Tensor, Tensor], Tensor]
     draw: Callable[[Tensor, Tensor, Tensor], Tensor]
     choices: Callable[[], Mapping[str, str]] = dict
     settle: Callable[[Iterable[LinearCall], torch.device], None] = _nothing

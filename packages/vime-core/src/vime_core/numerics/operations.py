@@ -107,6 +107,10 @@ class Operations:
     ) -> Tensor:
         return truncation.keep_mask(self.kernels, logits, temperature, top_k, top_p)
 
+    def draw_numbers(self, seeds: Tensor, places: Tensor) -> Tensor:
+        """u int64 (rows) of seeds int64 (rows) and places in the response, from 0, int64 (rows); see `draw`."""
+        return self.kernels.draw_numbers(seeds, places)
+
     def draw(self, logits: Tensor, u: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
         return draw.draw(self.kernels, logits, u, temperature)
 

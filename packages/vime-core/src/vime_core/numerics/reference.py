@@ -33,6 +33,7 @@ KERNELS = Kernels(
     token_log_probs=log_probs.reference_tokens,
     token_log_probs_backward=log_probs.reference_tokens_backward,
     keep_mask=truncation.reference,
+    draw_numbers=draw.reference_numbers,
     draw=draw.reference,
 )
 

@@ -22,10 +22,18 @@ if TYPE_CHECKING:
     from vime_core.numerics.kernels import Kernels
 
 _WEIGHT_ONE = 2.0**32
+_ELEMENTS = 1 << 24
+"""As many are ordered at once: a sort needs thirty bytes for each."""
 
 
 def reference(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Which tokens of logits (rows, V) stay (bool); temperatures, top_k (int64) and top_p (fp32): (rows)."""
+    step = max(1, _ELEMENTS // logits.shape[-1])
+    parts = zip(*(tensor.split(step) for tensor in (logits, temperatures, top_k, top_p)), strict=True)
+    return torch.cat([_keep(*part) for part in parts])
+
+
+def _keep(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     z = widen(logits) / temperatures.unsqueeze(-1)
     z = torch.where(z.isnan(), -torch.inf, z) + 0.0
     ordered, order = torch.sort(z, dim=-1, descending=True, stable=True)

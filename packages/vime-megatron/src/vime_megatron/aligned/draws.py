@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from vime_core.numerics import masked
-from vime_core.numerics.draw import numbers
 from vime_core.types import WHOLE_VOCABULARY, Drawn, KeptTokens, SampleRequest
 from vime_megatron.aligned.model import AlignedModel
 from vime_megatron.packing import PackedMicrobatch
@@ -31,7 +30,8 @@ def draw_again(model: AlignedModel, batch: PackedMicrobatch, requests: Sequence[
     top_k = by_row([0 if g else r.top_k for g, r in zip(greedy, requests, strict=True)], torch.int64)
     top_p = by_row([1.0 if g else r.top_p for g, r in zip(greedy, requests, strict=True)], torch.float32)
     keep_NV = model.operations.keep_mask(logits_NV, temperature, top_k, top_p)
-    u = torch.cat([numbers(r.seed, n, device) for r, n in zip(requests, lengths, strict=True)])
+    places = torch.cat([torch.arange(n, device=device) for n in lengths])
+    u = model.operations.draw_numbers(by_row([r.seed for r in requests], torch.int64), places)
     left_NV = masked(logits_NV, keep_NV)
     tokens = model.operations.draw(left_NV, u, temperature)
     log_probs = batch.split(model.operations.token_log_probs(left_NV, batch.targets, temperature))

@@ -50,7 +50,6 @@ def refuse(context: RolloutContext, options: VllmOptions, *, cpu: bool) -> None:
     for name, value in options.engine_args.items():
         if not _keeps_bits(name, value, dtype, cpu=cpu):
             raise _argument_refusal(name, value)
-    _refuse_truncation(context)
 
 
 def _keeps_bits(name: str, value: object, dtype: str, *, cpu: bool) -> bool:
@@ -87,25 +86,6 @@ def _argument_refusal(name: str, value: object) -> PolicyError:
     return _refusal(f"engine_args.{name} = {value!r}: it is not known to leave every bit as it is", "VIME-ALIGN-025")
 
 
-def is_cut(context: RolloutContext) -> bool:
-    """Whether top-p or top-k cut the distribution of training's tokens."""
-    return context.config.sampling.top_p < 1 or context.config.sampling.top_k > 0
-
-
-def _refuse_truncation(context: RolloutContext) -> None:
-    """Top-k and top-p are the contract's under model runner V1, which has our sampler."""
-    runner = os.environ.get(RUNNER_VARIABLE, "0")
-    if runner != "0" and is_cut(context):
-        sampling = context.config.sampling
-        raise PolicyError(
-            f"sampling.top_p = {sampling.top_p!r}, sampling.top_k = {sampling.top_k!r} under an alignment contract:"
-            f" model runner V2 ({RUNNER_VARIABLE} = {runner!r}) cuts by an operation of its own, and does not say what"
-            " it left",
-            remedy=f"Unset {RUNNER_VARIABLE}, or set sampling.top_p = 1.0 and sampling.top_k = 0.",
-            code="VIME-ALIGN-028",
-        )
-
-
 def captures(alignment: Alignment | None, *, cpu: bool) -> bool:
     """Whether decode steps may be CUDA graphs: every operation of the provider launches without asking the host."""
     return not cpu and alignment is not None and alignment.provider in CAPTURED_PROVIDERS
@@ -127,20 +107,20 @@ def aligned_arguments(arguments: Mapping[str, Any], alignment: Alignment, *, cpu
     }
 
 
-def aligned_environment(alignment: Alignment, *, cpu: bool, cut: bool) -> dict[str, str]:
+def aligned_environment(alignment: Alignment, *, cpu: bool) -> dict[str, str]:
     """Variables of the engine's processes: the class to register, and the model runner.
 
-    V2 on a GPU where the class takes it and nothing is ``cut`` by top-p or top-k; otherwise V1. A user's choice
-    (``VLLM_USE_V2_MODEL_RUNNER``) goes before.
+    V2 on a GPU where the class takes it; otherwise V1. A user's choice (``VLLM_USE_V2_MODEL_RUNNER``) goes before.
 
     Raises:
-        PolicyError: V2 was chosen on a CPU, where it does not exist.
+        PolicyError: V2 was chosen on a CPU whose Triton has no CPU, so that it does not run there.
     """
-    takes_v2 = not cpu and not cut and getattr(side_class(alignment), "model_runner", "V1") == "V2"
+    takes_v2 = not cpu and getattr(side_class(alignment), "model_runner", "V1") == "V2"
     chosen = os.environ.get(RUNNER_VARIABLE, "1" if takes_v2 else "0")
-    if cpu and chosen != "0":
+    if cpu and chosen != "0" and not compat.triton_has_cpu():
         raise PolicyError(
-            f"environment variable {RUNNER_VARIABLE} = {chosen!r}, but on a CPU the contract needs model runner V1",
+            f"environment variable {RUNNER_VARIABLE} = {chosen!r}, but without a Triton for the CPU the contract needs"
+            " model runner V1 there",
             remedy=f"Unset {RUNNER_VARIABLE}.",
             code="VIME-ALIGN-025",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vime_vllm.aligned.worker import replace_sampler
+from vime_vllm.compat import runner_version
 
 
 class AlignedCpuWorker(CPUWorker):
@@ -12,4 +13,5 @@ class AlignedCpuWorker(CPUWorker):
 
     def init_device(self) -> None:
         super().init_device()
-        replace_sampler(self)
+        if runner_version(self) == "V1":
+            replace_sampler(self)

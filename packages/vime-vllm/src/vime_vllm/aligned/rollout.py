@@ -40,7 +40,6 @@ class AlignedVllmRollout(VllmRollout):
         verdicts.take_census(engine)
         super().__init__(engine, context, options, flags)
         require_aligned(self._reports, context.alignment)
-        self._runner: str = self._setting("model_runner_version")
         self._limit = 0
         self._cached: list[int] = []
 
@@ -88,8 +87,8 @@ class AlignedVllmRollout(VllmRollout):
         return verdicts.prompt_scores(output, tokens)
 
     def draws_by_contract(self) -> bool:
-        """Under model runner V1; V2 draws by a kernel of its own."""
-        return self._runner == "V1"
+        """Always: both model runners have the contract's sampler, or the engine was refused."""
+        return True
 
     def keep_prefix_cache(self, keep: bool) -> None:
         """Whether `generate` may use what earlier calls left in the prefix cache, until said otherwise."""
@@ -122,12 +121,6 @@ class AlignedVllmRollout(VllmRollout):
                 f"under an alignment contract: vLLM takes temperature {_LOWEST_TEMPERATURE} in the place of"
                 f" {request.temperature}",
                 remedy=f"Use 0 or at least {_LOWEST_TEMPERATURE}.",
-                code="VIME-ALIGN-028",
-            )
-        if self._runner != "V1" and (request.top_p < 1 or request.top_k > 0):
-            raise PolicyError(
-                f"top-p and top-k under an alignment contract: model runner {self._runner} has an operation of its own",
-                remedy="Unset VLLM_USE_V2_MODEL_RUNNER, or turn them off.",
                 code="VIME-ALIGN-028",
             )
         if self._limit and request.temperature > 0 and compat.is_cpu():

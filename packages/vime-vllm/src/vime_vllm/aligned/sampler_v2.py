@@ -1,21 +1,45 @@
-"""Model runner V2 (GPU): the model class supplies the sampler, which scores by the contract."""
+"""Model runner V2 (GPU): the model class supplies the sampler, which draws and scores as V1's does.
+
+V2 keeps seeds, temperatures and lengths of requests on the GPU, and the sampler reads them there: nothing of a draw
+asks the host, so vLLM may schedule ahead. Where top-k or top-p cut, the number of tokens that they left is asked for
+once a step, since their ids are reported.
+"""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
+from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.sample import prompt_logprob
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from vime_core.numerics import Operations
+from vime_core.numerics import Operations, masked
+from vime_vllm.aligned.sampler import log_prob_tensors
+
+_UNTOUCHED: Final[dict[str, Any]] = {
+    "min_p": 0.0,
+    "min_tokens": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": None,
+    "logprob_token_ids": None,
+    "structured_outputs": None,
+}
+_NO_LOG_PROBS: Final = -1
+_SCORED: Final = (None, 0, -1)
 
 
 class AlignedSamplerV2(Sampler):
-    """vLLM's sampler of V2 with the contract's scoring and temperature. It knows no top-k and top-p.
+    """vLLM's sampler of V2 with the contract's scoring, truncation, temperature and draw.
 
     Args:
         stock: the sampler that the model runner made; its states are kept.
@@ -25,33 +49,61 @@ class AlignedSamplerV2(Sampler):
     def __init__(self, stock: Sampler, operations: Operations) -> None:
         self.__dict__.update(stock.__dict__)
         self.operations = operations
-        self._scored: Tensor | None = None
+
+    def add_request(self, *args: Any, **kwargs: Any) -> None:
+        """See vLLM's `Sampler`; the request's parameters are the last argument.
+
+        Raises:
+            ValueError: they change logits or ask for scores as no contract defines.
+        """
+        require_defined([*args, *kwargs.values()][-1])
+        super().add_request(*args, **kwargs)
+
+    def __call__(self, logits: Tensor, input_batch: Any) -> SamplerOutput:
+        """One token for each row of logits (rows, V), and its log-prob; columns as in `AlignedSampler.forward`."""
         states: Any = self.sampling_states
+        batch, rows = input_batch, input_batch.expanded_idx_mapping
+        temperatures = states.temperature.gpu[rows]
+        keep = self._keep_mask(logits, batch, temperatures)
+        kept = logits if keep is None else masked(logits, keep)
+        u = self.operations.draw_numbers(states.seeds.gpu[rows], self._places(batch))
+        sampled = self.operations.draw(kept, u, temperatures)
+        wanted = int(states.max_num_logprobs(batch.idx_mapping_np))
+        scores = None
+        if wanted != _NO_LOG_PROBS:
+            log_probs = self.operations.token_log_probs(kept, sampled, temperatures)
+            scores = log_prob_tensors(sampled, log_probs, keep, report_kept=wanted > 0)
+        return SamplerOutput(sampled.view(-1, 1), scores, None, *self._counts(batch))
 
-        def apply_temperature(logits: Tensor, expanded_idx_mapping: Tensor, requests: Any) -> None:
-            if set(states.temperature.np[requests].tolist()) <= {0.0, 1.0}:
-                return
-            # Triton's division approximates; tensor by tensor torch divides as IEEE 754 says.
-            temperatures = states.temperature.gpu[expanded_idx_mapping]
-            logits.div_(torch.where(temperatures == 0, 1.0, temperatures).unsqueeze(-1))
+    def _places(self, batch: Any) -> Tensor:
+        """Which token of its response each row draws, from 0: int64 (rows)."""
+        rows, states = batch.expanded_idx_mapping, cast("Any", self.req_states)
+        return batch.positions[batch.logits_indices] + 1 - states.prompt_len.gpu[rows]
 
-        states.apply_temperature = apply_temperature
+    def _keep_mask(self, logits: Tensor, batch: Any, temperatures: Tensor) -> Tensor | None:
+        states: Any = self.sampling_states
+        top_k, top_p = states.get_top_k_top_p(batch.expanded_idx_mapping, batch.idx_mapping_np)
+        if top_k is None and top_p is None:
+            return None
+        return self.operations.keep_mask(
+            logits, temperatures, 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
+        )
 
-    def sample(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Draw as vLLM does, and remember z = logits / T."""
-        sampled, z = super().sample(*args, **kwargs)
-        self._scored = z
-        return sampled, z
+    def _counts(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """As vLLM counts: one token a request, none where a prompt isn't at its end, and none that is taken back."""
+        states: Any = self.req_states
+        ones = batch.seq_lens.new_ones(batch.num_reqs)
+        return get_num_sampled_and_rejected(
+            ones, batch.seq_lens, batch.cu_num_logits, batch.idx_mapping, states.prefill_len.gpu
+        )
 
-    def __call__(self, logits: Tensor, input_batch: Any) -> Any:
-        """vLLM's output with the contract's log-probs."""
-        output = super().__call__(logits, input_batch)
-        found = output.logprobs_tensors
-        if found is not None:
-            assert self._scored is not None
-            log_probs = scores(self.operations, self._scored, found.logprob_token_ids)
-            output.logprobs_tensors = found._replace(logprobs=log_probs)
-        return output
+
+def require_defined(params: SamplingParams) -> None:
+    """Raise ValueError for parameters that no contract defines; vLLM warms up with every one that there is."""
+    changed = [name for name, value in _UNTOUCHED.items() if (getattr(params, name) or value) != value]
+    changed += ["logprobs"] if params.logprobs not in _SCORED else []
+    if changed and params != SamplingParams.for_sampler_warmup():
+        raise ValueError(f"under an alignment contract no request may set {changed[0]} = {getattr(params, changed[0])}")
 
 
 class AlignedModelState(DefaultModelState):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from vllm.v1.sample.sampler import Sampler
 
 from vime_core.errors import PolicyError
 from vime_vllm.aligned.installed import installed
-from vime_vllm.aligned.sampler import AlignedSampler
+from vime_vllm.aligned.sampler import AlignedSampler, Places
 from vime_vllm.compat import class_path
 
 
@@ -26,4 +27,9 @@ def replace_sampler(worker: Any) -> None:
             remedy="Leave out plugins and options that replace vLLM's sampler.",
             code="VIME-ALIGN-029",
         )
-    runner.sampler = AlignedSampler(runner.sampler, installed(worker.vllm_config).operations)
+
+    def places() -> Places:
+        batch = runner.input_batch  # the runner makes another one when it learns the size of its cache
+        return (batch.num_tokens_no_spec - batch.num_prompt_tokens).astype(np.int64)
+
+    runner.sampler = AlignedSampler(runner.sampler, installed(worker.vllm_config).operations, places)

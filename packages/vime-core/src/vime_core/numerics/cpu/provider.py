@@ -14,6 +14,7 @@ from vime_core.numerics import embedding
 from vime_core.numerics.attention import AttentionSpec
 from vime_core.numerics.cpu import build
 from vime_core.numerics.cpu.build import InstructionSet
+from vime_core.numerics.draw import reference_numbers
 from vime_core.numerics.kernels import Kernels
 from vime_core.numerics.linear import chunk_count
 from vime_core.numerics.operations import Operations, provider_digest, shared_sources, source_digest
@@ -57,6 +58,7 @@ def _kernels(ops: Any) -> Kernels:
         token_log_probs=ops.token_log_probs.default,
         token_log_probs_backward=ops.token_log_probs_backward.default,
         keep_mask=ops.keep_mask.default,
+        draw_numbers=reference_numbers,
         draw=ops.draw.default,
     )
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 
 from vime_core.errors import PolicyError
-from vime_core.numerics import draw, truncation
+from vime_core.numerics import truncation
 from vime_core.numerics.chosen_attention import with_attention
 from vime_core.numerics.chosen_linear import with_linear
 from vime_core.numerics.kernels import Kernels
@@ -32,7 +32,7 @@ def kernels(offers: Offers = NO_OFFERS) -> Kernels:
 
 def own_kernels() -> Kernels:
     """Triton's, without what other packages offer."""
-    from vime_core.numerics.cuda import attention, attention_backward, embedding, matmul, norm, pointwise, scoring
+    from vime_core.numerics.cuda import attention, attention_backward, draw, embedding, matmul, norm, pointwise, scoring
 
     return Kernels(
         chunk_count=matmul.chunk_count,
@@ -53,7 +53,8 @@ def own_kernels() -> Kernels:
         token_log_probs=scoring.token_log_probs,
         token_log_probs_backward=scoring.token_log_probs_backward,
         keep_mask=truncation.reference,
-        draw=draw.reference,
+        draw_numbers=draw.draw_numbers,
+        draw=draw.draw_tokens,
     )
 
 
