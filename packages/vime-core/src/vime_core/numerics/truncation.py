@@ -29,8 +29,8 @@ _ELEMENTS = 1 << 24
 def reference(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Which tokens of logits (rows, V) stay (bool); temperatures, top_k (int64) and top_p (fp32): (rows)."""
     step = max(1, _ELEMENTS // logits.shape[-1])
-    parts = zip(*(tensor.split(step) for tensor in (logits, temperatures, top_k, top_p)), strict=True)
-    return torch.cat([_keep(*part) for part in parts])
+    cut = [torch.split(tensor, step) for tensor in (logits, temperatures, top_k, top_p)]
+    return torch.cat([_keep(*part) for part in zip(*cut, strict=True)])
 
 
 def _keep(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -72,14 +72,11 @@ class AlignedSampler(Sampler):
     def _draw(self, kept: Tensor, metadata: Any) -> tuple[Tensor, Tensor | float]:
         """Tokens (rows) of the logits that were left to choose from (rows, V), and the temperatures (rows)."""
         temperatures: Tensor | float = 0.0 if metadata.all_greedy else metadata.temperature
-        rows = sorted(metadata.generators)
-        seeds = [metadata.generators[row].initial_seed() for row in rows]
         u = torch.empty(len(kept), dtype=torch.int64, device=kept.device).random_()  # of requests without a seed
-        if rows:
-            at, seed, place = (
-                torch.from_numpy(array).to(kept.device)
-                for array in (np.array(rows), np.array(seeds, np.uint64).view(np.int64), self.places()[rows])
-            )
+        if metadata.generators:
+            rows, seeds = zip(*((row, g.initial_seed()) for row, g in metadata.generators.items()), strict=True)
+            words = [rows, np.array(seeds, np.uint64).view(np.int64).tolist(), self.places()[list(rows)].tolist()]
+            at, seed, place = torch.tensor(words, device=kept.device)
             u[at] = self.operations.draw_numbers(seed, place)
         return self.operations.draw(kept, u, temperatures), temperatures
 
