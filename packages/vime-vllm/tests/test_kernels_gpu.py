@@ -39,12 +39,13 @@ def offered() -> Operations:
     device = torch.device("cuda")
     found.kernels.settle([LinearCall("forward", n, k, wide=False) for n, k in SHAPES], device)
     found.kernels.settle_gradients(device)
+    found.kernels.settle([LinearCall("weight gradient", n, k, wide=True) for n, k in SHAPES], device)
     return found
 
 
 def test_deepgemm_serves_every_product_of_every_weight(offered: Operations) -> None:
     chosen = {call: kernels for call, kernels in offered.kernels.choices().items() if not call.startswith("attention")}
-    assert len(chosen) == 9
+    assert len(chosen) == 12
     assert set(chosen.values()) == {"deepgemm"}
     assert offered.digest != load_provider("cuda").digest
 
@@ -55,7 +56,7 @@ def test_numbers_of_tokens_that_no_probe_tried_have_the_own_bits_too(offered: Op
     for n, k in SHAPES[:2]:
         x, w, dy = normal(1, tokens, k), normal(2, n, k), normal(3, tokens, n)
         assert unequal(offered.linear(x, w), own.linear(x, w)) == 0
-        for a, b, wide in ((dy, w.t(), False), (dy.t(), x.t(), True)):
+        for a, b, wide in ((dy, w.t(), False), (dy.t(), x.t(), False), (dy.t(), x.t(), True)):
             found, want = (o.kernels.linear(a, b, None, 1, wide) for o in (offered, own))
             assert unequal(found, want) == 0
 

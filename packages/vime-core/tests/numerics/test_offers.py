@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 N, K = 24, 40
 FORWARD = LinearCall("forward", N, K, wide=False)
 DX = LinearCall("input gradient", N, K, wide=False)
-DW = LinearCall("weight gradient", N, K, wide=True)
+DW = LinearCall("weight gradient", N, K, wide=False)
 Spoil = Callable[[LinearCall, Tensor, Tensor], Tensor]
 
 
@@ -86,6 +86,7 @@ def test_equal_kernels_serve_forward_and_both_gradients() -> None:
         assert_same(left, right)
     assert ops.kernels.choices()["forward 24x40"] == "toy"
     assert ops.kernels.choices()["input gradient 24x40"] == "toy"
+    assert ops.kernels.choices()["weight gradient 24x40"] == "toy"
     assert (FORWARD, 5) in shelf.ran
     assert (DX, 5) in shelf.ran
 
@@ -161,7 +162,12 @@ def test_what_an_offer_has_no_kernel_for_is_the_providers() -> None:
     ops.linear(bf16(1, 2, K), bf16(2, N, K), bf16(3, N))
     ops.linear(normal(1, 2, K), normal(2, N, K))
     assert shelf.ran == []
-    assert ops.kernels.choices() == {"forward 9x40": "own (toy has no kernel)"}
+    assert ops.kernels.choices() == {
+        "forward 9x40": "own (toy has no kernel)",
+        "forward 24x40 with bias": "own (it adds the bias before it rounds)",
+    }
+    ops.kernels.settle_gradients(CPU)
+    assert ops.kernels.choices()["input gradient 24x40"] == "toy"
 
 
 def test_rows_that_the_copy_engine_cannot_read_are_the_providers() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vime_core.errors import ContractViolation
 from vime_core.numerics.kernels import Kernels
-from vime_core.numerics.offers import LinearCall, LinearOffer
+from vime_core.numerics.offers import LinearCall, LinearOffer, Pass
 
 Linear = Callable[[Tensor, Tensor, Tensor | None, int, bool], Tensor]
 TOKENS = (1, 2, 3, 16, 17, 63, 64, 65, 128, 255, 256, 257, 1024, 4096)
@@ -45,8 +45,8 @@ class ChosenLinear:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunks: int, wide: bool) -> Tensor:
         """y (..., N) of x (..., K), weight (N, K) and bias (N); see `Kernels.linear`."""
-        call = None if bias is not None else call_of(x, weight, wide=wide)
-        if call is None:  # a bias is added before the one rounding, which only the own kernel does
+        call = call_of(x, weight, wide=wide, bias=bias is not None)
+        if call is None:
             return self.own(x, weight, bias, chunks, wide)
         left, right = _as_stored(call, x, weight)
         if not (_copied_whole(left) and _copied_whole(right) and self._serves(call, x.device)):
@@ -64,9 +64,9 @@ class ChosenLinear:
         Raises:
             ContractViolation: the offer is required, and a call that it covers has other bits.
         """
-        new = [call for call in calls if call not in self.settled]
-        covered = [call for call in new if self.offer.covers(call)]
-        self.settled.update((call, f"{self.offer.name} has no kernel") for call in new if call not in covered)
+        new = [call for call in dict.fromkeys(calls) if call not in self.settled]
+        self.settled.update((call, why) for call in new if (why := self._excluded(call)))
+        covered = [call for call in new if call not in self.settled]
         self.offer.prepare(covered)
         for call in covered:
             why = differences(self.own, self.offer, call, device)
@@ -76,10 +76,16 @@ class ChosenLinear:
             log.log(logging.WARNING if why else logging.DEBUG, "linear, %s: %s", call, why or self.offer.name)
 
     def settle_gradients(self, device: torch.device) -> None:
-        """The same for both gradients of every weight whose forward was seen: dx in bf16, dw in fp32."""
+        """The same for both gradients, in bf16, of every weight whose forward was seen."""
         weights = [(call.n, call.k) for call in self.settled if call.of == "forward"]
-        self.settle([LinearCall("input gradient", n, k, wide=False) for n, k in weights], device)
-        self.settle([LinearCall("weight gradient", n, k, wide=True) for n, k in weights], device)
+        passes: tuple[Pass, ...] = ("input gradient", "weight gradient")
+        self.settle([LinearCall(of, n, k, wide=False) for of in passes for n, k in weights], device)
+
+    def _excluded(self, call: LinearCall) -> str:
+        """Why a call is not even compared; empty: it is."""
+        if call.bias:
+            return "it adds the bias before it rounds"
+        return "" if self.offer.covers(call) else f"{self.offer.name} has no kernel"
 
     def _serves(self, call: LinearCall, device: torch.device) -> bool:
         if call not in self.settled:
@@ -101,15 +107,15 @@ def with_linear(own: Kernels, offer: LinearOffer, *, required: bool) -> Kernels:
     )
 
 
-def call_of(x: Tensor, weight: Tensor, *, wide: bool) -> LinearCall | None:
+def call_of(x: Tensor, weight: Tensor, *, wide: bool, bias: bool) -> LinearCall | None:
     """Which product of a weight ``linear(x, weight)`` is, by how its operands are stored; None: nobody offers it."""
     if x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not x.numel() or not weight.numel():
         return None
     if x.dim() == 2 and _turned(x):
-        return LinearCall("weight gradient", x.shape[0], weight.shape[0], wide) if _turned(weight) else None
+        return LinearCall("weight gradient", x.shape[0], weight.shape[0], wide, bias) if _turned(weight) else None
     if _turned(weight):
-        return LinearCall("input gradient", weight.shape[1], weight.shape[0], wide)
-    return LinearCall("forward", weight.shape[0], weight.shape[1], wide)
+        return LinearCall("input gradient", weight.shape[1], weight.shape[0], wide, bias)
+    return LinearCall("forward", weight.shape[0], weight.shape[1], wide, bias)
 
 
 def differences(own: Linear, offer: LinearOffer, call: LinearCall, device: torch.device) -> str:

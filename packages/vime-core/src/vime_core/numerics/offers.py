@@ -28,15 +28,17 @@ class LinearCall:
         n: rows of the weight (N, K).
         k: its columns.
         wide: whether the result is fp32 instead of bf16.
+        bias: whether a bias is added before the one rounding; never offered, but named among the choices.
     """
 
     of: Pass
     n: int
     k: int
     wide: bool
+    bias: bool = False
 
     def __str__(self) -> str:
-        return f"{self.of} {self.n}x{self.k}{' fp32' if self.wide else ''}"
+        return f"{self.of} {self.n}x{self.k}{' fp32' if self.wide else ''}{' with bias' if self.bias else ''}"
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ def compiler() -> str:
 
 
 def covers(call: LinearCall) -> bool:
-    """Rows of every operand start at multiples of 16 bytes, and the gradient of a weight is kept in fp32."""
-    return call.n % 8 == 0 and call.k % 8 == 0 and (call.wide or call.of != "weight gradient")
+    """Where rows of every operand start at multiples of 16 bytes."""
+    return call.n % 8 == 0 and call.k % 8 == 0
 
 
 def tokens(call: LinearCall) -> tuple[int, ...]:
