@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vime_core.errors import ContractViolation
 from vime_core.numerics import Operations, load_provider
+from vime_megatron.aligned.census import takeable
 from vime_megatron.aligned.layer import AlignedMlp
 from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedEmbedding, AlignedRmsNorm
 from vime_megatron.aligned.sequences import LayerTaps
@@ -191,3 +192,11 @@ def test_a_census_that_saw_nothing_is_none() -> None:
 
     with pytest.raises(ContractViolation, match="called no module"):
         census(torch.nn.Linear(2, 2), lambda: None)
+
+
+def test_an_undefined_tensor_in_a_list_is_given_back_to_torch_as_an_empty_one() -> None:
+    given = torch.ones(2)
+    first, second = takeable([given, None])
+    assert first is given
+    assert second.numel() == 0
+    assert takeable((given, None)) == (given, None), "of several results torch takes undefined ones"
