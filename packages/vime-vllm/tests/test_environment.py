@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from vime_core.config.schema import RunConfig
 from vime_core.determinism.environment import deciding_environment
-from vime_core.determinism.policy import OFF, REPRODUCIBLE
+from vime_core.determinism.policy import OFF, REPRODUCIBLE, RolePolicy
 from vime_core.errors import PolicyError
 from vime_vllm.environment import OWNER, engine_environment, removed_variables
+from vime_vllm.options import VllmOptions
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -117,3 +119,19 @@ def test_variables_that_change_bits_are_reported(name: str, monkeypatch: pytest.
     monkeypatch.setenv("VLLM_DIST_IDENT", "random")
     assert deciding_environment()[name] == "planted"
     assert "VLLM_DIST_IDENT" not in deciding_environment()
+
+
+def test_batch_invariant_mode_is_the_user_s_or_the_policy_s_to_choose(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {name: make_config(VllmOptions(attention_backend=name)) for name in ("FLASH_ATTN", "FLASHINFER")}
+    invariant = replace(OFF, rollout=RolePolicy(environment={"VLLM_BATCH_INVARIANT": "1"}))
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    _environment(asked["FLASHINFER"])
+    assert engine_environment(asked["FLASH_ATTN"], invariant, compiler=False, owner=1)["VLLM_BATCH_INVARIANT"] == "1"
+    with pytest.raises(PolicyError, match=r"VIME-ENV-069.*FLASHINFER.*VLLM_BATCH_INVARIANT"):
+        engine_environment(asked["FLASHINFER"], invariant, compiler=False, owner=1)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    _environment(asked["FLASH_ATTN"])
+    with pytest.raises(PolicyError, match="VIME-ENV-069"):
+        _environment(asked["FLASHINFER"])

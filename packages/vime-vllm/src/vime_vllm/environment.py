@@ -28,6 +28,8 @@ _ALWAYS: Final[Mapping[str, str]] = {
 }
 _RESPECTED: Final[Mapping[str, str]] = {"PYTHONFAULTHANDLER": "1", "VLLM_LOGGING_LEVEL": QUIET}
 """What vime sets only where the user has not: they decide no number."""
+BATCH_INVARIANT: Final = "VLLM_BATCH_INVARIANT"
+_VARIANT_ATTENTION: Final = "FLASHINFER"
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 
 
@@ -47,7 +49,9 @@ def engine_environment(config: RunConfig, policy: DeterminismPolicy, *, compiler
     _refuse_contradictions(wanted)
     _refuse_hidden_settings()
     respected = {name: os.environ.get(name, value) for name, value in _RESPECTED.items()}
-    return {**role_environment(config, policy, "rollout"), **wanted, **respected, OWNER: str(owner)}
+    environment = {**role_environment(config, policy, "rollout"), **wanted, **respected, OWNER: str(owner)}
+    _refuse_variant_attention(config, environment)
+    return environment
 
 
 def removed_variables(config: RunConfig, policy: DeterminismPolicy, wanted: Mapping[str, str]) -> set[str]:
@@ -65,6 +69,19 @@ def _refuse_contradictions(wanted: Mapping[str, str]) -> None:
                 remedy=f"Unset {name}; a variable that is set is never overwritten.",
                 code="VIME-ENV-068",
             )
+
+
+def _refuse_variant_attention(config: RunConfig, environment: Mapping[str, str]) -> None:
+    """What vLLM itself refuses after half a minute, with the reason, which it doesn't give."""
+    asked: str | None = getattr(config.options("rollout", config.rollout.backend), "attention_backend", None)
+    mode = environment.get(BATCH_INVARIANT, os.environ.get(BATCH_INVARIANT, "0"))
+    if asked == _VARIANT_ATTENTION and mode != "0":
+        raise PolicyError(
+            f"rollout.vllm.attention_backend = {asked!r} with {BATCH_INVARIANT} = {mode!r}: vLLM's batch-invariant mode"
+            " refuses it, since it cuts queries into tiles by their mean number in the batch",
+            remedy=f"Set FLASH_ATTN or TRITON_ATTN, or unset {BATCH_INVARIANT}; `vime verify batch` says what holds.",
+            code="VIME-ENV-069",
+        )
 
 
 def _refuse_hidden_settings() -> None:

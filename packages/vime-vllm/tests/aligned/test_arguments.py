@@ -70,7 +70,10 @@ def test_without_a_contract_nothing_changes(make_aligned: MakeAligned) -> None:
         ({"engine_args": {"enable_lora": True}}, "022", "enable_lora = True"),
         ({"engine_args": {"kv_cache_dtype": "fp8"}}, "023", "kv_cache_dtype = 'fp8'"),
         ({"engine_args": {"kv_cache_dtype": "float32"}}, "023", "kv_cache_dtype = 'float32'"),
-        ({"attention_backend": "FLASH_ATTN"}, "024", "attention_backend = 'FLASH_ATTN'"),
+        *(
+            ({"attention_backend": name}, "024", f"attention_backend = '{name}': the contract attends by its own")
+            for name in ("FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")
+        ),
         ({"enforce_eager": False}, "024", "enforce_eager = False"),
         ({"engine_args": {"disable_cascade_attn": False}}, "025", "disable_cascade_attn = False"),
         ({"engine_args": {"hf_overrides": {"rope_theta": 1.0}}}, "025", "hf_overrides"),
@@ -149,6 +152,18 @@ def test_decode_steps_are_graphs_where_the_provider_allows_it(make_aligned: Make
         assert given["enforce_eager"] is expected
         assert given.get("async_scheduling") is (None if provider == "cuda" else False)
         assert ("compilation_config" in given) is not expected
+
+
+def test_decode_graphs_of_as_many_requests_as_are_asked_for(make_aligned: MakeAligned) -> None:
+    """vLLM makes the sizes of its graphs from max_num_seqs; none is given, and no argument of ours bounds them."""
+    options = VllmOptions(max_num_seqs=256)
+    context = make_aligned(options=options)
+    assert context.alignment is not None
+    context = replace(context, alignment=replace(context.alignment, provider="cuda"))
+    given = engine_arguments(context, options, {}, cpu=False, known=NAMES)
+    assert given["max_num_seqs"] == 256
+    assert given["compilation_config"] == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert "max_num_batched_tokens" not in given
 
 
 def config_json(directory: Path, **changes: Any) -> Path:

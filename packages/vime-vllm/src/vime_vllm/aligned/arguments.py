@@ -43,7 +43,10 @@ def refuse(context: RolloutContext, options: VllmOptions, *, cpu: bool) -> None:
     if (ranks := options.tensor_parallel_size) > 1:
         raise _refusal(f"tensor_parallel_size = {ranks}: the contract's engine holds whole weights", "VIME-ALIGN-020")
     if (name := options.attention_backend) is not None:
-        raise _refusal(f"attention_backend = {name!r}: the contract brings its own", "VIME-ALIGN-024")
+        reason = (
+            "the contract attends by its own operation, which the trainer has too; no backend of vLLM's has its bits"
+        )
+        raise _refusal(f"attention_backend = {name!r}: {reason}", "VIME-ALIGN-024")
     if options.enforce_eager is False and not captures(context.alignment, cpu=cpu):
         raise _refusal("enforce_eager = False: this provider's operations are captured in no graph", "VIME-ALIGN-024")
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[context.config.trainer.dtype]
