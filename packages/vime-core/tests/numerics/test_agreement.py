@@ -54,6 +54,8 @@ def _by_columns(x: Tensor) -> Tensor:
 @example(103, 17, 31, torch.float32, True, 2)
 @example(8, 97, 1024, torch.bfloat16, True, 3)  # two chunks; x is the smaller operand, then w
 @example(97, 8, 1024, torch.bfloat16, False, 4)
+@example(13, 50, 1100, torch.bfloat16, True, 5)  # a chunk so long that lanes go one by one
+@example(50, 13, 1090, torch.float32, False, 6)
 def test_packed_products(m: int, n: int, k: int, dtype: torch.dtype, with_bias: bool, seed: int) -> None:
     """Many rows, and operands that lie by columns as those of gradients do: each packs in a way of its own."""
     x, weight = normal(seed, m, k, dtype=dtype), normal(seed + 1, n, k, dtype=dtype)

@@ -60,7 +60,7 @@ def test_linear(m: int, n: int, k: int, dtype: torch.dtype, seed: int) -> None:
     assert row_violations(lambda part: cpu().linear(part, weight, bias), x) == []
 
 
-@pytest.mark.parametrize("k", [576, 1024])  # one chunk, two chunks
+@pytest.mark.parametrize("k", [576, 1024, 1100])  # one chunk, two chunks, one long chunk
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 6, 23, 24, 25, 95, 96, 97, 103, 104, 127, 128, 129, 226, 455])
 def test_linear_around_its_tiles(m: int, k: int) -> None:
     """Three rows a tile below 96 rows; from there on packed strips of eight, 64 rows a piece."""

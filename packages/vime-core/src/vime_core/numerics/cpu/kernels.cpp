@@ -415,21 +415,30 @@ template <class T> struct Operand {
   static int64_t strip_words(int64_t width, int64_t elements) {
     return width * kLanes * ((elements + kStep - 1) / kStep);
   }
-  // Rows [first, last) and elements [from, to) as strips of kWidth rows; zeros where there is nothing.
+  // Rows [first, last) and elements [from, to) as strips of kWidth rows; zeros where there is nothing. Walks along what
+  // is contiguous.
   template <int kWidth> void pack(int64_t first, int64_t last, int64_t from, int64_t to, uint32_t* out) const {
-    int64_t all = (to - from + kStep - 1) / kStep;
-    for (int64_t block = 0; block < all; block++)
-      for (int64_t strip = first; strip < last; strip += kWidth)
-        UNROLL for (int r = 0; r < kWidth; r += 8) {
-          uint32_t* at_ = out + (((strip - first) * kLanes / kWidth * all) + block) * kWidth + r;
-          if (by_rows) rows_of_block(strip + r, from + block * kStep, to, at_, all * kWidth);
-          else columns_of_block(strip + r, from + block * kStep, to, at_, all * kWidth);
-        }
+    int64_t all = (to - from + kStep - 1) / kStep, lane = all * kWidth;
+    auto place = [&](int64_t row, int64_t block) {
+      int64_t strip = (row - first) / kWidth, within = (row - first) % kWidth;
+      return out + strip * kLanes * lane + block * kWidth + within;
+    };
+    if (by_rows) {
+      for (int64_t row = first; row < last; row += 8)
+        for (int64_t block = 0; block < all; block++)
+          rows_of_block(row, from + block * kStep, to, place(row, block), lane);
+    } else {
+      for (int64_t block = 0; block < all; block++)
+        for (int64_t row = first; row < last; row += 8)
+          columns_of_block(row, from + block * kStep, to, place(row, block), lane);
+    }
   }
 
  private:
-  // Eight rows of the block at k; `lane` is the distance between lanes.
+  // Eight rows of the block at k; `lane` is the distance between lanes. Memory is asked for what comes next: eight rows
+  // on, or the piece of 64 columns behind this one, which no prefetcher would guess.
   INLINE void rows_of_block(int64_t row, int64_t k, int64_t to, uint32_t* out, int64_t lane) const {
+    UNROLL for (int i = 8; i < 16; i++) _mm_prefetch((const char*)(data + (row + i) * stride + k), _MM_HINT_T0);
     UNROLL for (int half = 0; half < 2; half++, k += 8 * kWord) {
       U8 v[8];
       UNROLL for (int i = 0; i < 8; i++)
@@ -440,6 +449,8 @@ template <class T> struct Operand {
   }
   INLINE void columns_of_block(int64_t row, int64_t k, int64_t to, uint32_t* out, int64_t lane) const {
     UNROLL for (int i = 0; i < kLanes; i++, k += kWord) {
+      if (row % 32 == 0) UNROLL for (int j = 0; j < kWord; j++)
+        _mm_prefetch((const char*)(data + (k + j) * stride + row + 64), _MM_HINT_T1);
       U8 v = words(data + k * stride + row, k < to ? rows - row : 0);
       if (kWord == 2) v |= words(data + (k + 1) * stride + row, k + 1 < to ? rows - row : 0) << 16;
       std::memcpy(out + kWalk[i] * lane, &v, sizeof v);
@@ -447,29 +458,32 @@ template <class T> struct Operand {
   }
 };
 
-// out (kTileRows, kPanel): the dot products of kTileRows rows of a strip of x with a strip of w. Lanes come in an order
-// in which the tree 8, 4, 2, 1 needs its newest partial sums only.
-template <class T> __attribute__((noinline)) void tile(const uint32_t* x, const uint32_t* w, int64_t blocks,
-                                                      float* out) {
+// out (kRows, kPanel): the dot products of kRows rows of a strip of x with a strip of w, kSide lanes side by side. Lanes
+// come in an order in which the tree 8, 4, 2, 1 needs its newest partial sums only.
+template <class T, int kRows, int kSide> __attribute__((noinline)) void tile(const uint32_t* x, const uint32_t* w,
+                                                                            int64_t blocks, float* out) {
   using N = Numbers<T>;
-  F partial[4][kTileRows][kTileParts];
-  for (int lane = 0, depth = 0; lane < kLanes; lane++, depth++) {
-    F total[kTileRows][kTileParts] = {};
+  F partial[4][kRows][kTileParts];
+  for (int lane = 0, depth = 0; lane < kLanes; lane += kSide, depth++) {
+    F total[kSide][kRows][kTileParts] = {};
     for (int64_t block = 0; block < blocks; block++, x += kStrip, w += kPanel)
-      UNROLL for (int pass = 0; pass < N::kPasses; pass++) {
+      UNROLL for (int side = 0; side < kSide; side++) UNROLL for (int pass = 0; pass < N::kPasses; pass++) {
+        const uint32_t *xs = x + side * blocks * kStrip, *ws = w + side * blocks * kPanel;
         F b[kTileParts];
-        UNROLL for (int j = 0; j < kTileParts; j++) b[j] = N::factor(load_register<U>(w + j * kPart), pass);
-        UNROLL for (int i = 0; i < kTileRows; i++) {
-          F a = N::factor(x[i] - U{}, pass);
-          UNROLL for (int j = 0; j < kTileParts; j++) total[i][j] = N::step(a, b[j], total[i][j]);
+        UNROLL for (int j = 0; j < kTileParts; j++) b[j] = N::factor(load_register<U>(ws + j * kPart), pass);
+        UNROLL for (int i = 0; i < kRows; i++) {
+          F a = N::factor(xs[i] - U{}, pass);
+          UNROLL for (int j = 0; j < kTileParts; j++) total[side][i][j] = N::step(a, b[j], total[side][i][j]);
         }
       }
-    for (int merged = lane; merged & 1; merged >>= 1) {
-      depth--;
-      UNROLL for (int i = 0; i < kTileRows; i++)
-        UNROLL for (int j = 0; j < kTileParts; j++) total[i][j] = partial[depth][i][j] + total[i][j];
-    }
-    std::memcpy(lane + 1 < kLanes ? (float*)partial[depth] : out, total, sizeof total);
+    x += (kSide - 1) * blocks * kStrip, w += (kSide - 1) * blocks * kPanel;
+    auto merge = [&](auto& earlier, auto& later) {
+      UNROLL for (int i = 0; i < kRows; i++)
+        UNROLL for (int j = 0; j < kTileParts; j++) total[0][i][j] = earlier[i][j] + later[i][j];
+    };
+    if (kSide == 2) merge(total[0], total[kSide - 1]);
+    for (int merged = lane / kSide; merged & 1; merged >>= 1) merge(partial[--depth], total[0]);
+    std::memcpy(lane + kSide < kLanes ? (float*)partial[depth] : out, total[0], sizeof total[0]);
   }
 }
 
@@ -482,16 +496,17 @@ template <class T> struct Product {
   float* totals;  // (M, N) of the chunks so far; y itself where it is fp32
   int64_t K, chunks;
   bool wide;
-  static constexpr int64_t kPiece = 64;  // rows of x that are packed together
+  static constexpr int64_t kPiece = 64;    // rows of x that are packed together
+  static constexpr int64_t kShort = 1024;  // elements up to which two lanes side by side save more than they load
 
   static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
   static uint32_t* aligned(std::vector<uint32_t>& buffer, int64_t words) {
     if ((int64_t)buffer.size() < words + 16) buffer.resize(words + 16);
     return (uint32_t*)(((uintptr_t)buffer.data() + 63) / 64 * 64);
   }
-  INLINE void finish(const float* tile, int64_t m, int64_t n, int64_t c) const {
-    int64_t row_end = std::min(kTileRows + m, x.rows), columns = std::min<int64_t>(kPanel, w.rows - n);
-    for (; m < row_end; m++, tile += kPanel)
+  INLINE void finish(const float* tile, int64_t m, int64_t last, int64_t n, int64_t c) const {
+    int64_t columns = std::min<int64_t>(kPanel, w.rows - n);
+    for (; m < last; m++, tile += kPanel)
       blocks(columns, [&](int64_t k, int64_t count) {
         F16 v = load(tile + k);
         int64_t at_ = m * w.rows + n + k;
@@ -504,13 +519,19 @@ template <class T> struct Product {
   // Rows [m0, m1) of columns [n0, n1), whose strips begin at a and b.
   void tiles(const uint32_t* a, int64_t m0, int64_t m1, const uint32_t* b, int64_t n0, int64_t n1, int64_t c,
              int64_t elements) const {
-    alignas(64) float out[kTileRows * kPanel];
+    if (elements <= kShort) tiles_of<kTileRows / 2, 2>(a, m0, m1, b, n0, n1, c, elements);
+    else tiles_of<kTileRows, 1>(a, m0, m1, b, n0, n1, c, elements);
+  }
+  template <int kRows, int kSide>
+  void tiles_of(const uint32_t* a, int64_t m0, int64_t m1, const uint32_t* b, int64_t n0, int64_t n1, int64_t c,
+                int64_t elements) const {
+    alignas(64) float out[kRows * kPanel];
     int64_t a_strip = Operand<T>::strip_words(kStrip, elements), b_strip = Operand<T>::strip_words(kPanel, elements);
     int64_t all = a_strip / (kStrip * kLanes);
     for (int64_t n = n0; n < n1; n += kPanel, b += b_strip)
-      for (int64_t m = m0; m < m1; m += kTileRows) {
-        tile<T>(a + (m - m0) / kStrip * a_strip + (m - m0) % kStrip, b, all, out);
-        finish(out, m, n, c);
+      for (int64_t m = m0; m < m1; m += kRows) {
+        tile<T, kRows, kSide>(a + (m - m0) / kStrip * a_strip + (m - m0) % kStrip, b, all, out);
+        finish(out, m, std::min(m + kRows, x.rows), n, c);
       }
   }
   // One chunk; `kShareX`: x is the smaller operand.
