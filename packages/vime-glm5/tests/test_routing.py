@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from vime_core.errors import ConfigError
-from vime_glm5.routing import Routing, routing_verdict, run
+from vime_glm5.routing import Routing, expected_taps, routing_verdict, run
+from vime_glm5.source import RandomGlm5Options, configuration
+from vime_glm5.structure import read_shape
 
 
 def taps(**rows: list[list[float]]) -> Any:
@@ -63,6 +65,25 @@ def test_a_tap_that_the_trainer_lacks_is_no_agreement() -> None:
     found.add(both | taps(router_slots_4=[[4.0, 5.0]]), both)
     verdict = routing_verdict(found, 1)
     assert (verdict.exit_code, verdict.first) == (3, "tap 'layers.4.router_slots' is missing in the trainer")
+
+
+def test_a_tap_that_both_sides_lack_is_no_agreement() -> None:
+    found = Routing(expected=("layers.3.router_slots", "layers.4.router_slots"), tokens=2)
+    same = taps(router_slots_3=[[4.0, 5.0]])
+    found.add(same, same)
+    verdict = routing_verdict(found, 1)
+    assert (verdict.exit_code, verdict.first) == (
+        3,
+        "tap 'layers.4.router_slots' is missing in the engine and the trainer",
+    )
+
+
+def test_what_a_model_chooses_follows_from_its_shape() -> None:
+    shape = read_shape(configuration(RandomGlm5Options()))
+    assert expected_taps(shape) == (
+        *("layers.0.chosen_keys", "layers.1.chosen_keys", "layers.2.chosen_keys"),
+        *("layers.3.router_slots", "layers.4.router_slots", "layers.5.router_slots"),
+    )
 
 
 def test_rows_of_another_width_are_not_stretched() -> None:

@@ -53,6 +53,10 @@ REFUSED = {
     "rms_norm_eps": "small",
     "n_routed_experts": None,
     "indexer_types": ["shared"] * 6,
+    "num_experts_per_tok": 9,
+    "qk_rope_head_dim": 33,
+    "mlp_layer_types": ["dense"] * 5,
+    "index_topk_freq": "often",
 }
 
 

@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from vime_core.errors import ConfigError
 from vime_megatron.conversion.flags import require_agreement
 from vime_megatron.conversion.layout import Layout, chosen_layout
-from vime_megatron.conversion.torch_dist import _built, to_hf_directory, to_torch_dist
+from vime_megatron.conversion.torch_dist import _built, started_ranks, to_hf_directory, to_torch_dist
 from vime_megatron.model_directory import ModelDirectory, read_model_directory
 from vime_megatron.parallel import Ranks
 from vime_megatron.structures.dense import LLAMA, QWEN2, QWEN3
@@ -281,3 +281,23 @@ def test_shares_cover_every_element_once(llama: Path) -> None:
 def test_a_layout_that_does_not_fit_is_named(ranks: int, flags: dict[str, str | None], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         chosen_layout(Ranks(world_size=ranks), flags, 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"WORLD_SIZE": "x"}, "WORLD_SIZE='x', which is no number from 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
+        ({"WORLD_SIZE": "²"}, "WORLD_SIZE='²'"),
+        ({"WORLD_SIZE": "2"}, "RANK='', which is no number from 0 to 1"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0"}, "RANK='2'"),
+    ],
+)
+def test_what_torchrun_never_sets_is_refused_by_name(environment: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        started_ranks(environment)
+
+
+def test_torchrun_says_which_rank_this_is() -> None:
+    assert started_ranks({"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}) == Ranks(3, 4, 1, "env://")
+    assert started_ranks({"RANK": "3"}) == Ranks()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, cast
 
 from vime_core.errors import ConfigError
@@ -40,7 +41,7 @@ def overrides_of(arguments: Sequence[str], own_keys: Collection[str]) -> list[st
     return [_override(name, value, own_keys) for name, value in pairs(arguments)]
 
 
-def pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+def pairs(arguments: Sequence[str], command: str = "vime run") -> Iterator[tuple[str, str | None]]:
     """(switch, value) of command-line arguments; None where the next one is a switch again.
 
     Raises:
@@ -50,7 +51,7 @@ def pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--"):
-            raise _unknown(name)
+            raise _stray(name, command)
         if equals:
             yield name, value
         else:
@@ -69,14 +70,28 @@ def _override(name: str, value: str | None, own_keys: Collection[str]) -> str:
     return f"{holder}.{key}={'true' if value is None else value}"
 
 
-def refuse_without_ray(switches: Sequence[str], launcher: str) -> None:
-    """Raise ConfigError when variables are meant for actors and there are none."""
-    if launcher != "ray" and any(switch.startswith(ENV_VARS) for switch in switches):
-        raise ConfigError(
-            f"{RUNTIME_ENV} is for Ray's actors, and run.launcher = {launcher!r} has none",
-            remedy="Export the variables before vime starts, or add --set run.launcher=ray.",
-            code="VIME-CONFIG-074",
-        )
+def refuse_another_policy(switches: Sequence[str], files: Sequence[Path], overrides: Sequence[str]) -> None:
+    """Raise ConfigError when a switch asks for the policy ``reproducible`` and the configuration names another one.
+
+    Args:
+        switches: what :func:`overrides_of` gave.
+        files: of the configuration.
+        overrides: the values of ``--set``.
+    """
+    if REPRODUCIBLE not in switches:
+        return
+    from vime_core.config.load import parse_override, read_toml
+
+    for layer in (*map(read_toml, files), *map(parse_override, overrides)):
+        table: Any = layer.get("run")
+        policy: Any = cast("dict[str, Any]", table).get("policy") if isinstance(table, dict) else None
+        if policy not in (None, "reproducible"):
+            asked = " or ".join(name for name, key in SWITCHES.items() if key == REPRODUCIBLE)
+            raise ConfigError(
+                f"{asked} asks for run.policy = 'reproducible', and run.policy = {policy!r} is configured",
+                remedy="Leave out one of the two.",
+                code="VIME-CONFIG-079",
+            )
 
 
 def _env_vars(text: str) -> str:
@@ -87,6 +102,8 @@ def _env_vars(text: str) -> str:
         raise _unusable(text, f"it is no JSON: {error}") from error
     if not isinstance(table, dict) or set(cast("dict[str, Any]", table)) - {"env_vars"}:
         raise _unusable(text, "only an object with the key env_vars is taken; actors run what is installed here")
+    if any("\ud800" <= letter <= "\udfff" for letter in json.dumps(table, ensure_ascii=False)):
+        raise _unusable(text, "it holds half of a surrogate pair, which is no character")
     variables: Any = cast("dict[str, Any]", table).get("env_vars", {})
     if not isinstance(variables, dict) or any(type(v) is not str for v in cast("dict[str, Any]", variables).values()):
         raise _unusable(text, "env_vars must be an object of strings")
@@ -95,7 +112,7 @@ def _env_vars(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _unusable(text: str, why: str) -> ConfigError:
@@ -103,6 +120,14 @@ def _unusable(text: str, why: str) -> ConfigError:
         f"{RUNTIME_ENV} {text!r}: {why}",
         remedy=f"""Write it as {RUNTIME_ENV} '{{"env_vars": {{"NAME": "value"}}}}'.""",
         code="VIME-CONFIG-075",
+    )
+
+
+def _stray(word: str, command: str) -> ConfigError:
+    return ConfigError(
+        f"{command} takes no word {word!r} there",
+        remedy=f"Leave it out, or write the option that it belongs to before it; {command} --help lists them.",
+        code="VIME-CONFIG-077",
     )
 
 

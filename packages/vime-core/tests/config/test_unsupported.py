@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from vime_core.config.load import UNSUPPORTED, UNSUPPORTED_CHOICES, load_config, parse_override, resolve
-from vime_core.config.schema import AlgorithmSection
+from vime_core.config.schema import AlgorithmSection, CorrectionSection
 from vime_core.errors import ConfigError
 from vime_core.loop.algorithm import load_algorithm
 
@@ -42,8 +42,8 @@ def test_a_correction_needs_log_probs_from_before_training(correction: dict[str,
 )
 def test_bounds_that_leave_out_agreement_are_refused(bounds: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
-        AlgorithmSection.model_validate({"correction": bounds})
-    AlgorithmSection.model_validate({"correction": {"low": 1.0, "high": 1.0}})
+        CorrectionSection.model_validate({"level": "token", **bounds})
+    CorrectionSection.model_validate({"level": "token", "low": 1.0, "high": 1.0})
 
 
 ALIGNED = Path(__file__).parents[4] / "configs" / "aligned-smoke.toml"
@@ -89,3 +89,23 @@ def test_a_reference_is_updated_only_where_there_is_one() -> None:
         load_algorithm(*load_config([ALIGNED], [every]))
     for coefficient in ("algorithm.reward_kl=0.1", "algorithm.ppo-clip.kl_coefficient=0.1"):
         load_algorithm(*load_config([ALIGNED], [every, coefficient]))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"mode": "mask"}, "mode"),
+        ({"mode": "clip", "reject": True}, "mode"),
+        ({"low": 0.25}, "low"),
+        ({"high": 4.0}, "high"),
+    ],
+)
+def test_what_a_correction_that_is_off_would_not_use_is_refused(given: dict[str, object], named: str) -> None:
+    with pytest.raises(ValidationError, match=rf"algorithm\.correction\.{named} = .* corrects nothing, since"):
+        CorrectionSection.model_validate(given)
+
+
+@pytest.mark.parametrize("given", [{}, {"reject": True, "low": 0.25}, {"level": "token", "mode": "mask"}])
+def test_what_a_correction_uses_is_taken(given: dict[str, object]) -> None:
+    section = CorrectionSection.model_validate(given)
+    assert CorrectionSection.model_validate(section.model_dump()) == section

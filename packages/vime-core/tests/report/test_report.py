@@ -197,7 +197,10 @@ def test_verdicts_are_read_from_what_verify_prints(tmp_path: Path) -> None:
     assert marks.count("good") == 1
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"verdicts": [{}]}', '{"name": "a", "holds": 1, "sentence": "s"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"verdicts": 3}', "[" * 9999, '{"verdicts": [{}]}', '{"name": "a", "holds": 1, "sentence": "s"}'],
+)
 def test_what_is_no_verdict_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(RecordError, match="no output of vime verify"):

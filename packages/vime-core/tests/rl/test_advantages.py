@@ -172,3 +172,21 @@ def test_whole_groups_are_the_same_bits_with_and_without_saying_so(
 ) -> None:
     values = torch.tensor(rewards)
     assert torch.equal(estimate(values, options), estimate(values, options, torch.ones(values.shape, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize("estimate", MODES[1:])
+def test_an_advantage_that_fp32_cannot_hold_is_named(estimate: Any) -> None:
+    rewards = torch.tensor([[1.0, 2.0, 3.0], [3.4e38, -3.4e38, -3.4e38]])
+    with pytest.raises(DataError, match=r"advantage of prompt 1, sample 0 of the batch is \S+e\+38, more than fp32"):
+        estimate(rewards)
+
+
+def test_no_prompts_have_no_advantages() -> None:
+    nothing = torch.zeros(0, 2)
+    found = [
+        *(mode(nothing) for mode in MODES),
+        dr_grpo(nothing, DrGrpoOptions()),
+        reinforce_plus_plus(nothing, ReinforceOptions()),
+        reinforce_plus_plus_baseline(nothing, ReinforceOptions()),
+    ]
+    assert [one.shape for one in found] == [nothing.shape] * 6

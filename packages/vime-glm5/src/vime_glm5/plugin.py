@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vime_core.plugins import AlignedSide, AlignmentCheck, ContractEntry, ModelSource, ModelStructure, hookimpl
 
+if TYPE_CHECKING:
+    from vime_core.config.schema import RunConfig
+    from vime_core.findings import Finding
+
 _STRUCTURES = ("glm_moe_dsa",)
+
+
+@hookimpl
+def vime_check_run(config: RunConfig, model_directory: Path) -> Iterable[Finding]:
+    if config.alignment.contract.startswith("glm5/"):
+        from vime_glm5.readiness import check_run
+
+        check_run(config, model_directory)
+    return ()
 
 
 @hookimpl

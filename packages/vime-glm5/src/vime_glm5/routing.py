@@ -12,19 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from vime_core.alignment.taps import layer_tap
 from vime_core.backends import AlignedRollout, AlignedTrainer, Taps
 from vime_core.config.schema import RunConfig
 from vime_core.errors import ConfigError, PluginError
+from vime_core.loop.model import read_model_config
 from vime_core.loop.sides import Sides, checked_policy, open_sides, ready_parts
 from vime_core.plugins.manager import PluginManager
 from vime_core.types import SampleRequest, scoring_sequence
 from vime_core.verify.live import first_requests
 from vime_core.verify.verdict import Coverage, Verdict
+from vime_glm5.structure import Glm5Shape, read_shape
 
 NAME: Final = "routing"
 SAMPLES: Final = 4
 KEYS: Final = "chosen_keys"
-CHOICES: Final = ("router_slots", KEYS)
+ROUTES: Final = "router_slots"
+CHOICES: Final = (ROUTES, KEYS)
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Routing:
     """What the samples so far gave.
 
     Attributes:
+        expected: names of the taps of choices that there must be.
         taps: agreement by name.
         faults: what could not be compared.
         tokens: of the responses.
@@ -53,6 +58,7 @@ class Routing:
         left_out: choices of keys that had to leave one out; the others are all that a query sees.
     """
 
+    expected: Sequence[str] = ()
     taps: dict[str, Agreement] = field(default_factory=dict[str, Agreement])
     faults: list[str] = field(default_factory=list[str])
     tokens: int = 0
@@ -62,9 +68,10 @@ class Routing:
 
     def add(self, engine: Taps, trainer: Taps) -> None:
         """Compare every tap of a choice, at all positions that both sides have."""
-        for name in dict.fromkeys(name for name in (*trainer, *engine) if name.endswith(CHOICES)):
+        shown = (name for name in (*trainer, *engine) if name.endswith(CHOICES))
+        for name in dict.fromkeys((*self.expected, *shown)):
             if lacking := [side for side, taps in (("engine", engine), ("trainer", trainer)) if name not in taps]:
-                self.faults.append(f"tap {name!r} is missing in the {lacking[0]}")
+                self.faults.append(f"tap {name!r} is missing in the {' and the '.join(lacking)}")
                 continue
             (positions, rows), (others, other_rows) = engine[name], trainer[name]
             count = min(len(positions), len(others))
@@ -109,7 +116,7 @@ def verify_routing(sides: Sides, requests: Sequence[SampleRequest]) -> Verdict:
             remedy="Use trainer.backend = 'megatron' and rollout.backend = 'vllm'.",
             code="VIME-PLUGIN-033",
         )
-    found = Routing()
+    found = Routing(expected_taps(read_shape(read_model_config(sides.parts.model))))
     for request in requests:
         (completion,) = rollout.generate([request])
         sequence = scoring_sequence(request.key, request.prompt_tokens, completion.tokens)
@@ -118,6 +125,15 @@ def verify_routing(sides: Sides, requests: Sequence[SampleRequest]) -> Verdict:
         found.longest = max(found.longest, len(sequence.tokens))
         found.entropy -= float(completion.log_probs.sum())
     return routing_verdict(found, len(requests))
+
+
+def expected_taps(shape: Glm5Shape) -> tuple[str, ...]:
+    """Names of every tap of a choice that a model of this shape makes, in the order of layers."""
+    names: list[str] = []
+    for layer in range(shape.layers):
+        names += [layer_tap(layer, KEYS)] if layer in shape.indexed_layers else []
+        names += [] if layer in shape.dense_layers else [layer_tap(layer, ROUTES)]
+    return tuple(names)
 
 
 def routing_verdict(found: Routing, samples: int) -> Verdict:

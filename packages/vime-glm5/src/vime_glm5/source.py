@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vime_core.config.schema import NonNegativeInt, PositiveInt
 from vime_core.data.byte_tokenizer import write_byte_tokenizer
@@ -24,6 +24,7 @@ from vime_megatron.sources.cache import cache_key, make_once
 if TYPE_CHECKING:
     from torch import Tensor
 
+INDEX_DIM = 128
 FORMAT = 1
 """Raise it whenever the same options give other bits."""
 
@@ -51,6 +52,17 @@ class RandomGlm5Options(Options):
     index_offset: PositiveInt = Field(3, description="index_skip_topk_offset.")
     vocabulary: int = Field(512, ge=259, le=935)
     context: PositiveInt = Field(1024, description="max_position_embeddings.")
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> RandomGlm5Options:
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"model.random-glm5.experts_per_token = {self.experts_per_token} is more than model.random-glm5.experts"
+                f" = {self.experts}"
+            )
+        if self.rotary % 2 or self.rotary > INDEX_DIM:
+            raise ValueError(f"model.random-glm5.rotary = {self.rotary} is not even and at most {INDEX_DIM}")
+        return self
 
 
 def make_random_glm5(options: RandomGlm5Options, cache_dir: Path) -> Path:
@@ -90,7 +102,7 @@ def configuration(options: RandomGlm5Options) -> dict[str, Any]:
         "v_head_dim": options.value,
         "head_dim": options.rotary,
         "index_topk": options.index_top_k,
-        "index_head_dim": 128,
+        "index_head_dim": INDEX_DIM,
         "index_n_heads": options.index_heads,
         "index_topk_freq": options.index_frequency,
         "index_skip_topk_offset": options.index_offset,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from vime_core.errors import PolicyError
 
@@ -80,6 +80,7 @@ def read_shape(config: Mapping[str, Any]) -> Glm5Shape:
     _refuse_unexpected(config)
     nope, rotary = _integer(config, "qk_nope_head_dim"), _integer(config, "qk_rope_head_dim")
     layers = _integer(config, "num_hidden_layers")
+    _refuse_sizes(config)
     return Glm5Shape(
         layers=layers,
         hidden=_integer(config, "hidden_size"),
@@ -107,8 +108,33 @@ def read_shape(config: Mapping[str, Any]) -> Glm5Shape:
     )
 
 
+def _refuse_sizes(config: Mapping[str, Any]) -> None:
+    """Sizes that do not fit one another."""
+    chosen, experts = _integer(config, "num_experts_per_tok"), _integer(config, "n_routed_experts")
+    if chosen > experts:
+        raise _refused("num_experts_per_tok", chosen, f"n_routed_experts = {experts} is less")
+    rotary, index = _integer(config, "qk_rope_head_dim"), _integer(config, "index_head_dim")
+    if rotary % 2:
+        raise _refused("qk_rope_head_dim", rotary, "pairs of elements are rotated")
+    if rotary > index:
+        raise _refused("qk_rope_head_dim", rotary, f"index_head_dim = {index} is less, and its first elements rotate")
+
+
+def _kinds(config: Mapping[str, Any], key: str, layers: int, known: Sequence[str]) -> Sequence[str] | None:
+    """One kind a layer, or None where the model does not list them."""
+    kinds: object = config.get(key)
+    if kinds is None:
+        return None
+    found = cast("Sequence[object]", kinds) if isinstance(kinds, list | tuple) else ()
+    if len(found) != layers or any(kind not in known for kind in found):
+        raise _refused(
+            key, list(found) or str(cast("object", kinds)), f"{layers} of {', '.join(known)} are needed, one a layer"
+        )
+    return cast("Sequence[str]", found)
+
+
 def _dense_layers(config: Mapping[str, Any], layers: int) -> list[int]:
-    kinds: Sequence[str] | None = config.get("mlp_layer_types")
+    kinds = _kinds(config, "mlp_layer_types", layers, ("dense", "sparse"))
     if kinds is None:
         return list(range(min(layers, _integer(config, "first_k_dense_replace"))))
     return [layer for layer, kind in enumerate(kinds) if kind == "dense"]
@@ -116,9 +142,10 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> list[int]:
 
 def _indexed_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """From the list of kinds, or the frequency and offset of GLM-5.2; the first layer always chooses."""
-    kinds: Sequence[str] | None = config.get("indexer_types")
+    kinds = _kinds(config, "indexer_types", layers, ("full", "shared"))
     if kinds is None:
-        every, offset = max(config.get("index_topk_freq", 1), 1), config.get("index_skip_topk_offset", 2)
+        every = max(_integer({"index_topk_freq": 1, **config}, "index_topk_freq", least=0), 1)
+        offset = _integer({"index_skip_topk_offset": 2, **config}, "index_skip_topk_offset", least=0)
         chosen = [layer for layer in range(layers) if max(layer - offset + 1, 0) % every == 0]
     else:
         chosen = [layer for layer, kind in enumerate(kinds) if kind == "full"]
@@ -149,10 +176,10 @@ def rope_theta(config: Mapping[str, Any]) -> float:
     return float(_rope(config).get("rope_theta", config.get("rope_theta", 1e6)))
 
 
-def _integer(config: Mapping[str, Any], key: str) -> int:
+def _integer(config: Mapping[str, Any], key: str, least: int = 1) -> int:
     value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise _refused(key, value, "a positive integer is needed")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _refused(key, value, f"an integer of at least {least} is needed")
     return value
 
 

@@ -45,7 +45,7 @@ def hf_to_torch_dist(
     """
     from vime_core.plugins.types import load_attribute
 
-    flags = dict(pairs(context.args))
+    flags = dict(pairs(context.args, "vime convert hf-to-torch-dist"))
     convert = load_attribute(f"{TORCH_DIST}:to_torch_dist", "hf-to-torch-dist")
     converted = convert(source, output, flags)
     return 0 if converted is None else _say(output, converted, as_json)  # the first of several ranks speaks for all

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vime_cli.arguments import Json, Set
-from vime_cli.flags import overrides_of, refuse_without_ray
+from vime_cli.flags import overrides_of, refuse_another_policy
 from vime_cli.output import print_json, show_progress
 from vime_core.errors import ConfigError
 
@@ -53,13 +53,13 @@ def run(
         last["run"]["sinks"] = ["jsonl"]
     resumption = None
     configs, switches = _apart(configs, context.args)
-    overrides = [*(overrides or []), *switches]
+    overrides = overrides or []
     if resume is not None:
         _refuse_beside_resume(configs, output)
-        config, plugins, resumption = open_resumption(resume, overrides, last)
+        config, plugins, resumption = open_resumption(resume, [*overrides, *switches], last)
     else:
-        config, plugins = load_config(_given(configs), overrides, last)
-    refuse_without_ray(switches, config.run.launcher)
+        refuse_another_policy(switches, _given(configs), overrides)
+        config, plugins = load_config(_given(configs), [*overrides, *switches], last)
     if dry_run:
         _require_ready(config, plugins, resuming=resumption is not None)
         return _print_resolved(config, as_json=as_json)

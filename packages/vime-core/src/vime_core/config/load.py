@@ -111,7 +111,9 @@ def load_config(
     for layer in (*map(read_toml, files), *map(parse_override, overrides)):
         _refuse_flat_sections(layer)
         raw = overlay(raw, layer)
-    return resolve(overlay(raw, last or {}), tuple(file.parent for file in files))
+    config, plugins = resolve(overlay(raw, last or {}), tuple(file.parent for file in files))
+    refuse_unselected(overrides, config, plugins)
+    return config, plugins
 
 
 def resolve(raw: Table, directories: tuple[Path, ...] = ()) -> tuple[RunConfig, PluginManager]:
@@ -302,6 +304,27 @@ def _check_tables_of(section: Table, selector: Selector, plugins: PluginManager)
     for other in plugins.of_kind(selector.kind):
         if other.name in section:
             _plugin_options(section, selector, other.name, plugins)
+
+
+def refuse_unselected(overrides: Sequence[str], config: RunConfig, plugins: PluginManager) -> None:
+    """An override of a plugin that the run does not select would change nothing; a file may hold such a table.
+
+    Raises:
+        ConfigError: naming the key and what is selected.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        section, table = (*key.split("."), "")[:2]
+        here = [one for one in SELECTORS if one.section == section]
+        selectors = [one for one in here if table in {entry.name for entry in plugins.of_kind(one.kind)}]
+        holder: Any = getattr(config, section, None)
+        if selectors and table not in holder.plugin_options:
+            chosen = " and ".join(f"{section}.{one.key} = {getattr(holder, one.key)!r}" for one in selectors)
+            raise ConfigError(
+                f"--set {key} would change nothing: {chosen}, not {table!r}",
+                remedy=f"Leave it out, or add --set {section}.{selectors[0].key}={table}.",
+                code="VIME-CONFIG-074",
+            )
 
 
 def _plugin_selection(raw: Table) -> PluginSelection:

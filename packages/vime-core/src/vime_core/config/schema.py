@@ -144,6 +144,18 @@ class CorrectionSection(Section):
             raise ValueError(f"algorithm.correction.high = {self.high} {_LEAVES_OUT} at least 1")
         return self
 
+    @model_validator(mode="after")
+    def _bounds_are_used(self) -> CorrectionSection:
+        """Only where they are not the defaults: a resolved configuration holds those too."""
+        fields = CorrectionSection.model_fields
+        for name in ("mode", "low", "high") if not self.active else ("mode",) if self.level == "off" else ():
+            if (value := getattr(self, name)) != fields[name].default:
+                raise ValueError(
+                    f"algorithm.correction.{name} = {value!r} corrects nothing, since algorithm.correction.level ="
+                    f" 'off'; set the level to 'token' or 'sequence', or leave {name} out"
+                )
+        return self
+
 
 _LEAVES_OUT: Final = "leaves out the ratio 1, where engine and trainer agree; set it to"
 

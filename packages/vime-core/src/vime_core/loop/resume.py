@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from vime_core import __version__
 from vime_core.backends import Rollout, Trainer
-from vime_core.config.load import overlay, parse_override, resolve
+from vime_core.config.load import overlay, parse_override, refuse_unselected, resolve
 from vime_core.config.schema import RunConfig
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.errors import ConfigError, ContractViolation, RecordError
@@ -153,7 +153,9 @@ def _configuration(
                 code="VIME-CONFIG-016",
             )
         raw = overlay(raw, parse_override(override))
-    return resolve(overlay(overlay(raw, last), {"run": {"output": str(directory)}}), _directories(manifest))
+    config, plugins = resolve(overlay(overlay(raw, last), {"run": {"output": str(directory)}}), _directories(manifest))
+    refuse_unselected(overrides, config, plugins)
+    return config, plugins
 
 
 def _directories(manifest: Manifest) -> tuple[Path, ...]:

@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from vime_core.config.schema import NonNegativeFloat
 from vime_core.plugins.types import Options
 
+
+def _is_name(name: str) -> str:
+    if not name or "=" in name or "\0" in name:
+        raise ValueError(f"{name!r} is no name of an environment variable; leave out what is empty, = and NUL")
+    return name
+
+
+def _is_value(value: str) -> str:
+    if "\0" in value:
+        raise ValueError(f"{value!r} holds a NUL byte, which no environment variable can; leave it out")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_is_name)]
+Value = Annotated[str, AfterValidator(_is_value)]
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -19,7 +34,7 @@ class RayOptions(Options):
     address: str = Field(
         "", description="Of a running cluster (host:port, or auto); empty: one of this run's own, on this machine."
     )
-    env_vars: Mapping[str, str] = Field(
+    env_vars: Mapping[Name, Value] = Field(
         default_factory=dict[str, str],
         description="More variables of every actor, as env_vars of Ray's runtime environment; the policy's stay.",
     )

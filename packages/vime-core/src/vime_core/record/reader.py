@@ -84,7 +84,7 @@ class RunRecord:
 
     @cached_property
     def _line_of(self) -> Mapping[int, bytes]:
-        return {entry.step: line for entry, line in zip(self.steps, self.step_lines, strict=True)}
+        return {entry.step: line for entry, line in zip(self.steps, self.step_lines, strict=False)}
 
     @property
     def steps_digest(self) -> str:

@@ -36,12 +36,15 @@ def read_verdicts(file: Path) -> list[ShownVerdict]:
     """
     try:
         document: Any = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _refuse(file, str(error))
     if not isinstance(document, dict):
         _refuse(file, "it is no JSON object")
     table = cast("dict[str, Any]", document)
-    return [_shown(one, file) for one in table.get("verdicts", [table])]
+    several: Any = table.get("verdicts", [table])
+    if not isinstance(several, list):
+        _refuse(file, f"its verdicts are no list, but {json.dumps(several)[:80]}")
+    return [_shown(one, file) for one in cast("list[Any]", several)]
 
 
 def _shown(one: Any, file: Path) -> ShownVerdict:

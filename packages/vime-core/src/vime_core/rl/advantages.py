@@ -46,7 +46,7 @@ def dr_grpo(rewards_PG: Tensor, options: DrGrpoOptions, present_PG: Tensor | Non
 
     Raises:
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
-        DataError: a reward is not finite.
+        DataError: a reward is not finite, or an advantage is no fp32.
     """
     return grpo(rewards_PG, GrpoOptions.model_validate({"normalise_std": False}), present_PG)
 
@@ -58,7 +58,7 @@ def reinforce_plus_plus(rewards_PG: Tensor, options: ReinforceOptions, present_P
 
     Raises:
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
-        DataError: a reward is not finite.
+        DataError: a reward is not finite, or an advantage is no fp32.
     """
     return _normalised(*_checked(rewards_PG, present_PG), options.eps)
 
@@ -72,7 +72,7 @@ def reinforce_plus_plus_baseline(
 
     Raises:
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
-        DataError: a reward is not finite.
+        DataError: a reward is not finite, or an advantage is no fp32.
     """
     rewards, present = _checked(rewards_PG, present_PG)
     return _normalised(_centred(rewards, present), present, options.eps)
@@ -82,7 +82,7 @@ def _normalised(values_PG: Tensor, present_PG: Tensor, eps: float) -> Tensor:
     """fp32 [P, G]: centred and scaled over all values, summed in (prompt, sample) order in fp64."""
     flat, present = values_PG.reshape(1, -1), present_PG.reshape(1, -1)
     centred = _centred(flat, present)
-    return (centred / (_spread(centred, present) + eps)[:, None]).reshape(values_PG.shape).float()
+    return _rounded((centred / (_spread(centred, present) + eps)[:, None]).reshape(values_PG.shape))
 
 
 def grpo(rewards_PG: Tensor, options: GrpoOptions, present_PG: Tensor | None = None) -> Tensor:
@@ -93,12 +93,12 @@ def grpo(rewards_PG: Tensor, options: GrpoOptions, present_PG: Tensor | None = N
 
     Raises:
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
-        DataError: a reward is not finite.
+        DataError: a reward is not finite, or an advantage is no fp32.
     """
     centred = _centred(*(checked := _checked(rewards_PG, present_PG)))
     if options.normalise_std:
         centred = centred / (_spread(centred, checked[1]) + options.eps)[:, None]
-    return centred.float()
+    return _rounded(centred)
 
 
 def rloo(rewards_PG: Tensor, options: RlooOptions, present_PG: Tensor | None = None) -> Tensor:  # noqa: ARG001
@@ -108,12 +108,27 @@ def rloo(rewards_PG: Tensor, options: RlooOptions, present_PG: Tensor | None = N
 
     Raises:
         ValueError: rewards are not fp32 [P, G] with G of at least 2.
-        DataError: a reward is not finite.
+        DataError: a reward is not finite, or an advantage is no fp32.
     """
     rewards, present = _checked(rewards_PG, present_PG)
     counts = present.double().sum(1, keepdim=True)
     others = (_group_sum(rewards)[:, None] - rewards) / (counts - 1).clamp(min=1)
-    return torch.where(present & (counts > 1), rewards - others, 0.0).float()
+    return _rounded(torch.where(present & (counts > 1), rewards - others, 0.0))
+
+
+def _rounded(advantages_PG: Tensor) -> Tensor:
+    """In fp32. Raises DataError where that cannot hold one."""
+    rounded = advantages_PG.float()
+    bad = (~torch.isfinite(rounded)).nonzero()
+    if len(bad):
+        prompt, sample = int(bad[0, 0]), int(bad[0, 1])
+        raise DataError(
+            f"the advantage of prompt {prompt}, sample {sample} of the batch is"
+            f" {advantages_PG[prompt, sample].item():.3g}, more than fp32 can hold",
+            remedy="Scale the rewards down, or choose an estimator that divides by their spread.",
+            code="VIME-DATA-023",
+        )
+    return rounded
 
 
 def _centred(values_PG: Tensor, present_PG: Tensor) -> Tensor:
@@ -128,7 +143,7 @@ def _spread(centred_PG: Tensor, present_PG: Tensor) -> Tensor:
 
 
 def _group_sum(values_PG: Tensor) -> Tensor:
-    total = torch.zeros_like(values_PG[:, 0])
+    total = values_PG.new_zeros(len(values_PG))
     for column in values_PG.unbind(dim=1):
         total = total + column
     return total

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -126,11 +127,27 @@ def to_torch_dist(
 
 
 def started_ranks(environment: Mapping[str, str]) -> Ranks:
-    """The place of this process among those that torchrun started; a single one without it."""
-    if int(environment.get("WORLD_SIZE", "1")) == 1:
+    """The place of this process among those that torchrun started; a single one without it.
+
+    Raises:
+        ConfigError: a variable that torchrun sets is absent, or no number that fits.
+    """
+    world_size = _started_number(environment, "WORLD_SIZE", "1", range(1, 2**31))
+    if world_size == 1:
         return Ranks()
-    rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, local_rank = (_started_number(environment, name, "", range(world_size)) for name in ("RANK", "LOCAL_RANK"))
     return Ranks(rank, world_size, local_rank, "env://")
+
+
+def _started_number(environment: Mapping[str, str], name: str, default: str, allowed: range) -> int:
+    text = environment.get(name, default)
+    if not re.fullmatch("[0-9]{1,10}", text) or int(text) not in allowed:
+        raise ConfigError(
+            f"the environment has {name}={text!r}, which is no number from {allowed[0]} to {allowed[-1]}",
+            remedy=f"Start several ranks with torchrun, which sets it, or unset {name} and WORLD_SIZE for one.",
+            code="VIME-CONFIG-078",
+        )
+    return int(text)
 
 
 def _save(share: dict[str, Any], output: Path, ranks: Ranks) -> None:
