@@ -286,12 +286,12 @@ class AlignmentSection(Section):
         default="cpu", description="Implementation of the contract's operations: cpu, cuda or reference."
     )
     linear: str = Field(
-        default="auto",
+        default="own",
         description="Kernels of its linear: own; those named, such as deepgemm, which must have its bits; or auto:"
         " those offered, weight by weight, where they have its bits.",
     )
     attention: str = Field(
-        default="auto",
+        default="own",
         description="Kernels of its attention: own; those named, such as fa3; or auto: those offered, for the head"
         " sizes that they cover. They have bits of their own.",
     )
