@@ -63,7 +63,7 @@ def test_names_that_nothing_offers_are_refused(plugins: PluginManager, given: di
 
 
 def test_the_first_that_can_run_here_is_taken_and_the_others_say_why_not(plugins: PluginManager) -> None:
-    offers = open_offers(choose_offered(section(), plugins))
+    offers = open_offers(choose_offered(section(linear="auto", attention="auto"), plugins))
     assert offers.linear is SWIFT
     assert offers.attention is None
     assert offers.absent == (("absent", "no wings on this machine"),)
