@@ -219,6 +219,16 @@ def test_a_complete_run_has_nothing_to_resume_but_may_be_made_longer(
     assert "went on from the checkpoint after step 2" in verdict.sentence
 
 
+def test_recorded_steps_cannot_be_left_out(whole: tuple[Path, Points], tmp_path: Path) -> None:
+    record = Path(shutil.copytree(whole[0], tmp_path / "shorter"))
+    (record / "seal.json").unlink()
+    manifest = json.loads((record / "manifest.json").read_text())
+    (record / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
+    open_resumption(record, [])
+    with pytest.raises(VimeError, match=r"run\.steps = 1, and the record .* holds 2 steps already"):
+        open_resumption(record, ["run.steps=1"])
+
+
 def test_a_record_that_is_being_written_is_not_resumed(place: Path, tmp_path: Path) -> None:
     assert forked(run_that_resumes_itself, tmp_path / "live", place / "cache") == REFUSED
     assert "is being written by a process that still runs" in RunRecord.open(tmp_path / "live").manifest.error

@@ -134,6 +134,10 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+def test_a_contract_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    assert "not readable" in page(record(tmp_path, contract="x"))
+
+
 def test_what_is_wrong_stands_in_plain_sight(tmp_path: Path) -> None:
     seen = parsed(page(record(tmp_path, status="failed", error="BackendError: gone")))
     assert "failed: BackendError: gone" in seen.text

@@ -54,7 +54,7 @@ def open_resumption(
     """Configuration, plugins and place of a run that was stopped.
 
     Raises:
-        ConfigError: an override changes what decides a step.
+        ConfigError: an override changes what decides a step, or leaves recorded steps out.
         RecordError: the directory is no record, is still written, is complete, or is damaged; or its last checkpoint is
             damaged or of another run.
     """
@@ -66,6 +66,13 @@ def open_resumption(
             f"the run {str(directory)!r} is complete: all {config.run.steps} steps are recorded",
             remedy="Nothing is left to do; to go on further, add --set run.steps=N.",
             code="VIME-RECORD-051",
+        )
+    if len(record.steps) > config.run.steps:
+        raise ConfigError(
+            f"run.steps = {config.run.steps}, and the record {str(directory)!r} holds {len(record.steps)} steps"
+            " already",
+            remedy=f"Set run.steps to at least {len(record.steps)}: what is recorded is not thrown away.",
+            code="VIME-CONFIG-016",
         )
     if findings := record.check().findings:
         raise RecordError(

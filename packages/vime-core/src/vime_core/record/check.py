@@ -6,10 +6,10 @@ knows the seal's digest, and by comparing the record with another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from vime_core.errors import RecordError
 from vime_core.record.digest import merkle_root
@@ -123,8 +123,7 @@ def _count_findings(record: RunRecord, columns: Columns) -> Iterator[str]:
 
 
 def _configured(record: RunRecord, section: str, key: str) -> object:
-    table: object = record.manifest.config.get(section, {})
-    return cast("Mapping[str, object]", table).get(key) if isinstance(table, Mapping) else None
+    return record.manifest.config.get(section, {}).get(key)
 
 
 def _sample_findings(entry: StepEntry, columns: Columns) -> Iterator[str]:
@@ -175,9 +174,6 @@ def _float_findings(entry: StepEntry) -> Iterator[str]:
 
 def _start_findings(record: RunRecord) -> Iterator[str]:
     manifest = record.manifest
-    for section, table in manifest.config.items():
-        if not isinstance(table, Mapping):
-            yield f"manifest: its configuration's section {section!r} is no table"
     if manifest.initial_weights or manifest.model_root:
         yield from _root_finding("manifest: initial weights", manifest.initial_weights, manifest.model_root)
     yield from settings_findings(record)
@@ -223,8 +219,7 @@ def _sequence_findings(record: RunRecord) -> Iterator[str]:
 def _metrics(record: RunRecord, entry: StepEntry) -> list[str]:
     """Metrics that are not what the step's samples, updates and evaluation give; what is stored must be sound."""
     responses = record.evaluation_samples(entry.step) if entry.evaluation else []
-    section: object = record.manifest.config.get("evaluation", {})
-    evaluation = by_set(responses, cast("Mapping[str, Any]", section)) if responses else {}
+    evaluation = by_set(responses, record.manifest.config.get("evaluation", {})) if responses else {}
     return list(metric_findings(entry, record.step_samples(entry.step), evaluation))
 
 

@@ -61,7 +61,7 @@ class Manifest(Entry):
     run_id: str = ""
     """Drawn by the writer, so that a record and its copy are not taken for two runs."""
     vime_version: str
-    config: Mapping[str, Any]
+    config: Mapping[str, Mapping[str, Any]]
     config_digest: str = ""
     """blake3 of ``config`` (`vime_core.record.settings`), by the writer."""
     policy: str

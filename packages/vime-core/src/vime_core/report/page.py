@@ -155,7 +155,10 @@ def _verdicts(verdicts: Sequence[ShownVerdict]) -> str:
 
 
 def _contract_name(text: str) -> str:
-    found: Any = json.loads(text)
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return "not readable"
     return str(cast("dict[str, Any]", found).get("id", "named")) if isinstance(found, dict) else "named"
 
 
