@@ -12,7 +12,7 @@ import pytest
 from glm52 import Gate, opened
 
 from vime_core.alignment.taps import layer_tap
-from vime_core.errors import ContractViolation
+from vime_core.errors import BackendError, ContractViolation
 from vime_core.record.digest import digest_tensors
 from vime_glm5.routing import verify_routing
 
@@ -121,10 +121,14 @@ STALE = {
 @pytest.mark.parametrize("name", STALE)
 def test_a_stale_derived_weight_is_named_before_anything_is_generated(name: str, gate: Gate) -> None:
     module, derived, tap = STALE[name]
+    version = gate.rollout._version
     gate.plant("keep_derived", module)
     with pytest.raises(ContractViolation, match="VIME-ALIGN-065") as error:
         gate.train_and_update(gate.requests(2))
     assert f"{module} ({derived})" in str(error.value)
+    with pytest.raises(BackendError, match="VIME-BACKEND-065"):
+        gate.rollout.generate(gate.requests(1))
+    gate.rollout._version = version + 1  # as if the update had passed: the taps, too, name the place
     expect_first(gate, f"{name}: {error.value.message}", tap)
 
 
