@@ -50,7 +50,8 @@ LARGER = {
 class Scale:
     """How large a gate runs here, and what of it cannot run.
 
-    ``repeats``: how often prompts begin with `SENTENCE`; ``own_data``: questions that need no package.
+    ``repeats``: how often prompts begin with `SENTENCE`; ``own_data``: questions that need no package; ``spreads``:
+    whether the gate's tokens reach every expert, and none of them has half of the probability.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Scale:
     not_run: tuple[str, ...]
     repeats: int = 1
     own_data: bool = False
+    spreads: bool = True
 
 
 def scale_of_this_machine() -> Scale:
@@ -69,7 +71,7 @@ def scale_of_this_machine() -> Scale:
     sets = [f"model.random-glm5.{name}={size}" for name, size in LARGER.items()]
     sets += [f"alignment.provider='{provider}'", "trainer.token_budget=2048"]
     name = f"larger, on 1 of {gpus} GPUs ({torch.cuda.get_device_name()}), provider {provider}"
-    return Scale(name, tuple(sets), tuple(not_run), repeats=2, own_data=True)
+    return Scale(name, tuple(sets), tuple(not_run), repeats=2, own_data=True, spreads=False)
 
 
 def data_of_its_own(place: Path) -> tuple[str, ...]:

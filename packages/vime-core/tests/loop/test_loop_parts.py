@@ -194,6 +194,7 @@ def test_a_checkpoint_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None
     assert (written / "trainer" / "weights").read_text() == "w"
     assert [path.name for path in written.parent.iterdir()] == [written.name]
     assert read_checkpoint(written) == state
+    (written.parent / "step-²").mkdir()  # a digit to Python, and no number
     assert last_checkpoint(tmp_path) == written
 
 

@@ -82,7 +82,7 @@ def choose_alignment(config: RunConfig, plugins: PluginManager, model_type: str)
     if entry.operations and any(each.required for each in offered):
         raise PolicyError(
             f"contract {name} has operations of its own, which take no offered kernels",
-            remedy='Set alignment.linear = "auto" and alignment.attention = "auto".',
+            remedy='Set alignment.linear = "own" and alignment.attention = "own".',
             code="VIME-ALIGN-013",
         )
     return Alignment(
