@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vime_core.errors import ContractViolation
 from vime_core.numerics import Operations, load_provider
-from vime_megatron.aligned.census import takeable
+from vime_megatron.aligned.census import _Watch, takeable
 from vime_megatron.aligned.layer import AlignedMlp
 from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedEmbedding, AlignedRmsNorm
 from vime_megatron.aligned.sequences import LayerTaps
@@ -194,9 +194,18 @@ def test_a_census_that_saw_nothing_is_none() -> None:
         census(torch.nn.Linear(2, 2), lambda: None)
 
 
+class Listing:
+    """An operator that gives a list with an undefined tensor, as only compiled ones can."""
+
+    _schema = torch.ops.aten.split.Tensor._schema
+
+    def __call__(self, given: Tensor) -> list[Tensor | None]:
+        return [given, None]
+
+
 def test_an_undefined_tensor_in_a_list_is_given_back_to_torch_as_an_empty_one() -> None:
     given = torch.ones(2)
-    first, second = takeable([given, None])
+    first, second = _Watch(()).__torch_dispatch__(Listing(), (), (given,))
     assert first is given
     assert second.numel() == 0
     assert takeable((given, None)) == (given, None), "of several results torch takes undefined ones"
