@@ -11,6 +11,8 @@ from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 
+# It ends by os._exit: the interpreter's own way out first gives SIGTERM its default back, so that one which arrives in
+# those milliseconds would stand for the command's exit status.
 _KEEPER: Final = """
 import ctypes, os, resource, select, signal, sys, time
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -52,7 +54,7 @@ if status < 0:
     if -status != signal.SIGKILL:
         signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
-sys.exit(status)
+os._exit(status)
 """
 
 
