@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -57,10 +56,8 @@ def _running(pid: int) -> psutil.Process | None:
 def test_a_killed_engine_core(rollout: VllmRollout, make_requests: Callable[..., list[SampleRequest]]) -> None:
     core = _process(rollout, "engine core")
     threading.Timer(0.2, lambda: os.kill(core, signal.SIGKILL)).start()
-    began = time.monotonic()
     with pytest.raises(BackendError, match=f"died during generate: process {core} was ended by SIGKILL") as caught:
         rollout.generate(make_requests(40, max_tokens=200))
-    assert time.monotonic() - began < 15
     assert str(rollout.engine.log) in caught.value.remedy
     assert rollout.engine.log.is_file(), "the log stays for the user"
     assert _left(rollout) == []
@@ -73,10 +70,8 @@ def test_a_worker_that_hangs_in_an_update(rollout: VllmRollout, weights: dict[st
     worker = _process(rollout, "worker")
     monkeypatch.setattr(rollout.engine._supervisor, "_timeout_s", 2.0)
     os.kill(worker, signal.SIGSTOP)
-    began = time.monotonic()
     with pytest.raises(BackendError, match=r"did not answer start_weight_update within .* = 2 s") as caught:
         rollout.update_weights(iter(weights.items()), 1)
-    assert time.monotonic() - began < 15
     assert f"{worker} stopped" in caught.value.message
     assert _left(rollout) == []
     assert shared_memory_in_use() == []

@@ -20,6 +20,8 @@ from vime_core.errors import BackendError, VimeError
 _T = TypeVar("_T")
 _POLL_S: Final = 0.1
 _GRACE_S: Final = 3.0
+_GONE_S: Final = 60.0
+"""Longest wait for killed processes to be gone: the kernel takes back their memory first."""
 _LOG_LINES: Final = 15
 _HIDES_CAUSE: Final = "Engine core initialization failed"
 _ERROR_LINE: Final = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .+)")
@@ -119,9 +121,9 @@ class Supervisor:
             except psutil.NoSuchProcess:
                 continue
         for core in self._cores:
-            core.join(timeout=_GRACE_S)
+            core.join(timeout=_GONE_S)
         # Not psutil's own waiting: it would take the exit codes of direct children away from multiprocessing.
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + _GONE_S
         while time.monotonic() < deadline and not all(map(_is_gone, doomed)):
             time.sleep(_POLL_S)
 
@@ -139,10 +141,10 @@ class Supervisor:
         return [process for process in self._processes if _is_gone(process)]
 
     def _causes(self) -> str:
-        codes = {core.pid: core.exitcode for core in self._cores}
+        cores = {core.pid: core for core in self._cores}
         # The core first: its workers end with it.
-        dead = sorted((process.pid for process in self._dead()), key=lambda pid: (pid not in codes, pid))
-        return "; ".join(_cause(pid, codes.get(pid)) for pid in dead)
+        dead = sorted((process.pid for process in self._dead()), key=lambda pid: (pid not in cores, pid))
+        return "; ".join(_cause(pid, _exit_code(cores[pid]) if pid in cores else None) for pid in dead)
 
     def _states(self) -> str:
         return ", ".join(f"{process.pid} {_state(process)}" for process in self._processes) or "none started"
@@ -207,6 +209,14 @@ def _state(process: psutil.Process) -> str:
         return str(process.status())
     except psutil.NoSuchProcess:
         return "gone"
+
+
+def _exit_code(core: Any) -> int | None:
+    """A dead core's. It is known once the last of its threads has ended, and vLLM's monitor may collect it first."""
+    deadline = time.monotonic() + _GRACE_S
+    while core.exitcode is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return core.exitcode
 
 
 def _cause(pid: int, exit_code: int | None) -> str:
