@@ -25,7 +25,7 @@ def vime_rewards():
 def make(options):
     def score(item):
         if item.response_text == "slow":
-            time.sleep(60)
+            time.sleep(600)
         raise KeyError("lost")
     return score
 """
@@ -44,11 +44,16 @@ def moody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("response", "code", "said"),
-    [("wrong", "VIME-DATA-020", "KeyError: 'lost'"), ("slow", "VIME-DATA-021", "took longer than reward.timeout_s")],
+    ("response", "limit_s", "code", "said"),
+    [
+        ("wrong", 120, "VIME-DATA-020", "KeyError: 'lost'"),
+        ("slow", 5, "VIME-DATA-021", "took longer than reward.timeout_s"),
+    ],
 )
-def test_a_reward_that_fails_in_a_run_is_named_with_its_distribution(response: str, code: str, said: str) -> None:
-    config, plugins = load_config([SMOKE], ["reward={name='moody', timeout_s=0.5}"])
+def test_a_reward_that_fails_in_a_run_is_named_with_its_distribution(
+    response: str, limit_s: int, code: str, said: str
+) -> None:
+    config, plugins = load_config([SMOKE], [f"reward={{name='moody', timeout_s={limit_s}}}"])
     prompt = Prompt(7, 7, (1,), "1+1", Example((), "2"))
     completion = Completion(7, 1, (1,), np.zeros(1, np.float32), "stop", 0)
     with open_scorer(config, plugins) as scorer, pytest.raises(VimeError) as caught:

@@ -86,8 +86,10 @@ class RewardPool:
         ready = wait_for_any(self._workers)
         for worker in ready:
             self._receive(worker, batch)
-        for worker in [w for w in self._workers if w not in ready and w.remaining_s == 0.0]:
-            self._expire(worker, batch)
+        late = [worker for worker in self._workers if worker not in ready and worker.remaining_s == 0.0]
+        answered = wait_for_any(late)  # the late one may be this process, which was kept from looking
+        for worker in late:
+            (self._receive if worker in answered else self._expire)(worker, batch)
 
     def _start_missing(self, batch: _Batch) -> None:
         busy = sum(worker.job is not None for worker in self._workers)

@@ -87,7 +87,7 @@ def wait_for_any(workers: Sequence[WorkerProcess]) -> list[WorkerProcess]:
         for worker in workers:
             if not worker.idle:
                 selector.register(worker.replies, selectors.EVENT_READ, worker)
-        timeout_s = min(worker.remaining_s for worker in workers)
+        timeout_s = min((worker.remaining_s for worker in workers), default=0.0)
         return [cast(WorkerProcess, key.data) for key, _ in selector.select(timeout_s)]
 
 
