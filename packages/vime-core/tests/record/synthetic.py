@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -161,8 +163,8 @@ def manifest(**changes: Any) -> Manifest:
     )
 
 
-def write_step(writer: RecordWriter, step: Step) -> None:
-    writer.write_step(entry_of(step), step.samples, step.train_log_probs, step.advantages, step.evaluation)
+def write_step(writer: RecordWriter, step: Step, taps: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    writer.write_step(entry_of(step), step.samples, step.train_log_probs, step.advantages, step.evaluation, taps=taps)
 
 
 def write_run(directory: Path, steps: list[Step], *, status: str = "complete", **changes: Any) -> RunRecord:

@@ -13,7 +13,8 @@ from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_r
 
 from vime_core.errors import RecordError
 from vime_core.record.schema import ProcessEntry
-from vime_core.record.taps import TapRows, read_taps, taps_path, write_taps
+from vime_core.record.reader import RunRecord
+from vime_core.record.taps import Side, TapRows, read_taps, taps_name, taps_to_parquet
 from vime_core.verify.diff import NothingCompared, context_differences, diff_records, unfinished
 from vime_core.verify.difference import Difference
 from vime_core.verify.replay import compare_replays, plan_replay
@@ -425,7 +426,7 @@ def flipped_at(place: int) -> list[Step]:
 def test_recorded_taps_name_layer_and_operation(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a", BASE), write_run(tmp_path / "b", flipped_at(0))
     for record, value in ((a, 5.0), (b, float(np.nextafter(np.float32(5), np.float32(9))))):
-        write_taps(taps_path(record.directory, 1, SAMPLE.key, "engine"), cut(tapped(value)))
+        store(record, "engine", tapped(value))
     difference = diff_records(a, b)
     assert difference is not None
     assert (
@@ -435,6 +436,12 @@ def test_recorded_taps_name_layer_and_operation(tmp_path: Path) -> None:
     assert "in the second run, 1 ulp apart; every tap before it is equal; likely cause:" in difference.sentence
     taps = difference.as_json()["taps"]
     assert taps["first"] == {"layer": 0, "operation": "attention", "inputs_equal": True, "ulps": 1}
+
+
+def store(record: RunRecord, side: Side, taps: dict[str, TapRows]) -> None:
+    folder = record.taps_folder(1)
+    folder.mkdir(parents=True)
+    (folder / taps_name(SAMPLE.key, side)).write_bytes(taps_to_parquet(cut(taps)))
 
 
 def cut(taps: dict[str, TapRows]) -> dict[str, TapRows]:
@@ -447,7 +454,7 @@ def cut(taps: dict[str, TapRows]) -> dict[str, TapRows]:
 def test_equal_taps_say_that_the_forward_is_equal(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a", BASE), write_run(tmp_path / "b", change_update(BASE, 1, 1, loss=0.25))
     for record in (a, b):
-        write_taps(taps_path(record.directory, 1, SAMPLE.key, "trainer"), cut(tapped(5.0)))
+        store(record, "trainer", tapped(5.0))
     difference = diff_records(a, b)
     assert difference is not None
     assert "all 3 taps of the trainer, prompt 3, sample 0 are equal, so the runs part after the forward" in (
@@ -457,7 +464,7 @@ def test_equal_taps_say_that_the_forward_is_equal(tmp_path: Path) -> None:
 
 def test_damaged_taps_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "taps.parquet"
-    write_taps(path, tapped(5.0))
+    path.write_bytes(taps_to_parquet(tapped(5.0)))
     assert [*read_taps(path)] == ["embedding", "layers.0.attention", "logits"]
     assert read_taps(path)["logits"].rows.tobytes() == tapped(5.0)["logits"].rows.tobytes()
     path.write_bytes(path.read_bytes()[:-9])

@@ -22,7 +22,7 @@ from vime_core.loop.evaluation import (
 from vime_core.loop.metrics import step_metrics
 from vime_core.loop.reference import penalised_rewards, reference_log_probs
 from vime_core.loop.session import Session
-from vime_core.loop.taps import record_taps
+from vime_core.loop.taps import take_taps
 from vime_core.loop.timing import PhaseTimer
 from vime_core.loop.weights import require_equal_weights
 from vime_core.record.digest import digest_tensors, merkle_root
@@ -68,7 +68,7 @@ def run_step(session: Session, step: int) -> dict[str, float]:
         rewards = [reward + one for reward, one in zip(_rewards(session, samples, reference), lost, strict=True)]
         advantages = session.algorithm.advantages(rewards, _present(session, samples))
     metrics: dict[str, float] = {}
-    updates, later = _train(session, step, Batch(samples, advantages, reference), timer, metrics)
+    updates, later, taps = _train(session, step, Batch(samples, advantages, reference), timer, metrics)
     weights = _update_engine(session, step, timer)
     train_log_probs = [values for update in updates for values in update.log_probs]
     metrics |= step_metrics(samples, train_log_probs, [u.result for u in updates], timer)
@@ -85,7 +85,7 @@ def run_step(session: Session, step: int) -> dict[str, float]:
             update={"evaluation": sampled_digests(sample_columns(evaluation))} if evaluation else {}
         )
         session.rewind_sinks()
-        session.writer.write_step(entry, samples, train_log_probs, advantages, evaluation, reference)
+        session.writer.write_step(entry, samples, train_log_probs, advantages, evaluation, reference, taps)
     require_aligned_evaluation(session, step, evaluation, again)
     require_aligned(session.config.alignment.contract, f"step {step}", samples, [*updates[0].log_probs, *later])
     return {**metrics, "time/record": timer.seconds["record"], "time/step": timer.total()}
@@ -132,8 +132,8 @@ def _present(session: Session, samples: Sequence[Sample]) -> list[bool] | None:
 
 def _train(
     session: Session, step: int, batch: Batch, timer: PhaseTimer, metrics: dict[str, float]
-) -> tuple[list[Update], list[Float32Array]]:
-    """The optimizer steps, and what :func:`_scored_before` says."""
+) -> tuple[list[Update], list[Float32Array], dict[str, bytes]]:
+    """The optimizer steps, what :func:`_scored_before` says, and files of taps."""
     samples, hook = batch.samples, session.plugins.hook
     hook.vime_before_log_probs(step=step, trainer=session.trainer, samples=samples)
     minibatches = session.algorithm.minibatches(samples, batch.advantages, batch.reference)
@@ -141,12 +141,12 @@ def _train(
         minibatches = _old_log_probs(session, samples, minibatches)
         later = _scored_before(session, minibatches[1:])
     with timer("record"):
-        record_taps(session, step, samples, [sequence for part in minibatches for sequence in part])
+        taps = take_taps(session, step, samples, [sequence for part in minibatches for sequence in part])
     if session.config.algorithm.correction.active:
         minibatches, found = corrected(session.config.algorithm.correction, minibatches, samples)
         metrics |= found
     hook.vime_before_train_step(step=step, trainer=session.trainer)
-    return [_optimize(session, sequences, timer) for sequences in minibatches], later
+    return [_optimize(session, sequences, timer) for sequences in minibatches], later, taps
 
 
 def _scored_before(session: Session, later: Sequence[Sequence[TrainSequence]]) -> list[Float32Array]:

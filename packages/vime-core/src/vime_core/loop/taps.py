@@ -1,4 +1,4 @@
-"""Taps of the samples that ``run.taps`` names, recorded by both sides before the optimizer steps on them."""
+"""Taps of the samples that ``run.taps`` names, taken from both sides before the optimizer steps on them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from vime_core.backends import AlignedRollout, AlignedTrainer
 from vime_core.errors import PluginError
 from vime_core.loop.prompts import training_requests
 from vime_core.loop.session import Session
-from vime_core.record.taps import from_torch, taps_path, write_taps
+from vime_core.record.taps import from_torch, taps_name, taps_to_parquet
 from vime_core.types import Sample, SampleKey, TrainSequence
 
 
-def record_taps(session: Session, step: int, samples: Sequence[Sample], sequences: Sequence[TrainSequence]) -> None:
-    """Write the taps of this step's chosen samples.
+def take_taps(
+    session: Session, step: int, samples: Sequence[Sample], sequences: Sequence[TrainSequence]
+) -> dict[str, bytes]:
+    """The taps of this step's chosen samples, as files by their names: the record writes them with the step.
 
     Args:
         session: whose configuration says which.
@@ -26,7 +28,7 @@ def record_taps(session: Session, step: int, samples: Sequence[Sample], sequence
     """
     chosen = tapped_samples(session.config.run.taps, step)
     if not chosen:
-        return
+        return {}
     trainer, rollout = session.trainer, session.rollout
     if not isinstance(trainer, AlignedTrainer) or not isinstance(rollout, AlignedRollout):
         raise PluginError(
@@ -37,15 +39,11 @@ def record_taps(session: Session, step: int, samples: Sequence[Sample], sequence
     prompts = [session.prompts.take(index, 1)[0] for index in sorted({sample.prompt_index for sample in samples})]
     requests = {r.key: r for r in training_requests(session.config, step, prompts)}
     by_key = {sequence.key: sequence for sequence in sequences}
-    for sample in samples:
-        if sample.key in chosen:
-            sides = {"engine": rollout.record_taps(requests[sample.key])}
-            sides["trainer"] = trainer.record_taps(by_key[sample.key])
-            for side, taps in sides.items():
-                path = taps_path(
-                    session.writer.directory, step, sample.key, "engine" if side == "engine" else "trainer"
-                )
-                write_taps(path, from_torch(taps))
+    files: dict[str, bytes] = {}
+    for key in (sample.key for sample in samples if sample.key in chosen):
+        files[taps_name(key, "engine")] = taps_to_parquet(from_torch(rollout.record_taps(requests[key])))
+        files[taps_name(key, "trainer")] = taps_to_parquet(from_torch(trainer.record_taps(by_key[key])))
+    return files
 
 
 def tapped_samples(taps: Sequence[str], step: int) -> set[SampleKey]:

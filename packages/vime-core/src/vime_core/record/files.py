@@ -33,7 +33,7 @@ def refuse_existing(directory: Path) -> None:
 
 def refuse_unwritable(directory: Path) -> None:
     """Raise RecordError when a record cannot be made there, which is tried beside it; nothing stays."""
-    with _explained(directory):
+    with explained(directory):
         refuse_existing(directory)
         parent = next(path for path in directory.absolute().parents if path.exists())
         if not parent.is_dir():
@@ -46,17 +46,25 @@ def refuse_unwritable(directory: Path) -> None:
 def create_directory(directory: Path) -> None:
     """Make a directory that must not exist, with its parents."""
     refuse_existing(directory)
-    with _explained(directory):
+    with explained(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir()
         reached("created", directory)
         sync_directory(directory.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder of a record, where it is not there yet; the one above it must be there, else it was taken away."""
+    with explained(folder):
+        if not folder.is_dir():
+            folder.mkdir()
+            sync_directory(folder.parent)
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write or replace a file so that a reader sees the old bytes or the new ones, also after a crash."""
     unfinished = path.with_name(f".{path.name}{UNFINISHED}")
-    with _explained(path):
+    with explained(path):
         try:
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             _write_and_close(descriptor, data, unfinished)
@@ -70,7 +78,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def append_whole(path: Path, data: bytes) -> None:
     """Append to a file; when that fails, cut it back to what it held before."""
-    with _explained(path):
+    with explained(path):
         before = path.stat().st_size if path.exists() else 0
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -84,7 +92,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 def cut_file(path: Path, size: int) -> None:
     """Cut a file back to its first ``size`` bytes."""
-    with _explained(path):
+    with explained(path):
         descriptor = os.open(path, os.O_WRONLY)
         try:
             os.ftruncate(descriptor, size)
@@ -102,7 +110,7 @@ def remove_unfinished(directory: Path) -> None:
 
 def reserve(path: Path, size: int) -> None:
     """Make ``path`` hold at least ``size`` bytes of disk, which deleting it gives back."""
-    with _explained(path):
+    with explained(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, max(size, 1))
@@ -139,7 +147,8 @@ def sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _explained(path: Path) -> Generator[None, None, None]:
+def explained(path: Path) -> Generator[None, None, None]:
+    """What the system refuses meanwhile becomes a RecordError that names the path."""
     try:
         yield
     except OSError as error:

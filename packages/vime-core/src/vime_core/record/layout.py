@@ -29,3 +29,8 @@ def samples_path(directory: Path, step: int) -> Path:
 def evaluation_path(directory: Path, step: int) -> Path:
     """The Parquet file of the responses of the evaluation before a step."""
     return directory / EVALUATION / f"step-{step:06d}.parquet"
+
+
+def taps_folder(directory: Path, step: int) -> Path:
+    """The folder of a step's taps."""
+    return directory / TAPS / f"step-{step:06d}"

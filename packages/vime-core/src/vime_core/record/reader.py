@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from vime_core.errors import RecordError
 from vime_core.record.check import RecordCheck, check_record
-from vime_core.record.layout import MANIFEST, METRICS, STEPS, evaluation_path, samples_path
+from vime_core.record.layout import MANIFEST, METRICS, STEPS, evaluation_path, samples_path, taps_folder
 from vime_core.record.parquet import from_parquet
 from vime_core.record.replacing import stored_path
 from vime_core.record.samples import REFERENCE, SAMPLE_FIELDS, Column, require_order, sample_keys, samples_from
@@ -122,6 +122,10 @@ class RunRecord:
     def has_evaluation(self, step: int) -> bool:
         """Whether responses of an evaluation before a step are stored."""
         return self._stored(evaluation_path, step).exists()
+
+    def taps_folder(self, step: int) -> Path:
+        """Where the taps of a step lie, if there are any."""
+        return self._stored(taps_folder, step)
 
     def _stored(self, path_of: Callable[[Path, int], Path], step: int) -> Path:
         path, line = path_of(self.directory, step), self._line_of.get(step)

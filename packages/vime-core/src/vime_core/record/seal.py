@@ -31,7 +31,7 @@ def sealed_files(directory: Path) -> Iterator[str]:
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory)
         own = name.parts[0] in FOLDERS or name.as_posix() in TOP_FILES
-        if own and path.is_file() and not path.name.startswith("."):
+        if own and path.is_file() and not any(part.startswith(".") for part in name.parts):
             yield name.as_posix()
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vime_core.errors import RecordError
-from vime_core.record.files import write_whole
-from vime_core.record.layout import TAPS
 from vime_core.types import SampleKey
 
 if TYPE_CHECKING:
@@ -49,13 +47,13 @@ def from_torch(taps: Taps) -> dict[str, TapRows]:
     return result
 
 
-def taps_path(directory: Path, step: int, key: SampleKey, side: Side) -> Path:
-    """Where the taps of one side for a sample of a step lie in a record."""
-    return directory / TAPS / f"step-{step:06d}" / f"prompt-{key[0]:06d}-sample-{key[1]:06d}-{side}.parquet"
+def taps_name(key: SampleKey, side: Side) -> str:
+    """The file of one side's taps of a sample, in the folder of its step."""
+    return f"prompt-{key[0]:06d}-sample-{key[1]:06d}-{side}.parquet"
 
 
-def write_taps(path: Path, taps: Mapping[str, TapRows]) -> None:
-    """Write taps in their order: a row for each tap and position. Raises RecordError when it cannot be written."""
+def taps_to_parquet(taps: Mapping[str, TapRows]) -> bytes:
+    """A file of taps in their order: a row for each tap and position."""
     pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
     rows: list[tuple[str, int, str, bytes]] = [
         (name, int(position), one.dtype, row.tobytes())
@@ -67,8 +65,7 @@ def write_taps(path: Path, taps: Mapping[str, TapRows]) -> None:
     table = pa.table({n: pa.array(c, t) for n, c, t in zip(names, columns, types, strict=True)})
     sink = BytesIO()
     pq.write_table(table, sink, compression="zstd", compression_level=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, sink.getvalue())
+    return sink.getvalue()
 
 
 def read_taps(path: Path) -> dict[str, TapRows]:

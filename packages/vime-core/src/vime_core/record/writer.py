@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from blake3 import blake3
@@ -18,16 +18,28 @@ from vime_core.record.files import (
     append_whole,
     create_directory,
     cut_file,
+    explained,
+    make_folder,
     refuse_existing,
     remove_unfinished,
     reserve,
     write_whole,
 )
-from vime_core.record.layout import EVALUATION, MANIFEST, RESERVE, SAMPLES, SEAL, STEPS, evaluation_path, samples_path
+from vime_core.record.layout import (
+    EVALUATION,
+    MANIFEST,
+    RESERVE,
+    SAMPLES,
+    SEAL,
+    STEPS,
+    evaluation_path,
+    samples_path,
+    taps_folder,
+)
 from vime_core.record.lock import DirectoryLock
 from vime_core.record.parquet import to_parquet
 from vime_core.record.reader import RunRecord
-from vime_core.record.replacing import replace_steps, settle
+from vime_core.record.replacing import replace_steps, settle, write_taps
 from vime_core.record.samples import SAMPLE_FIELDS, sample_columns, train_columns
 from vime_core.record.schema import Manifest, Status, StepEntry
 from vime_core.record.seal import write_seal
@@ -143,8 +155,9 @@ class RecordWriter:
         advantages: Float32Array,
         evaluation: Sequence[Sample] = (),
         reference: Sequence[Float32Array] | None = None,
+        taps: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """Write a step: its samples' file and that of its evaluation, then its line.
+        """Write a step: its samples' file, that of its evaluation and its taps, then its line.
 
         Args:
             entry: the step's line; its digests must be those of the samples, its steps must count up by one.
@@ -153,6 +166,7 @@ class RecordWriter:
             advantages: fp32 [N], one a sample.
             evaluation: responses of the evaluation before the step, in order; none when none was due.
             reference: fp32 [R] a sample, of the reference model where there is one.
+            taps: files of the step's taps by name.
 
         Raises:
             RecordError: something doesn't fit together, or the disk is full or refuses; earlier steps stay valid.
@@ -173,22 +187,26 @@ class RecordWriter:
         line = entry.model_dump_json().encode() + b"\n"
         files = {samples_path(self.directory, entry.step): to_parquet(columns)}
         if evaluated:
+            make_folder(self.directory / EVALUATION)
             files[evaluation_path(self.directory, entry.step)] = to_parquet(evaluated, SAMPLE_FIELDS)
         with uninterrupted():
-            self._append(entry, line, files)
+            self._append(entry, line, files, taps)
 
-    def _append(self, entry: StepEntry, line: bytes, files: Mapping[Path, bytes]) -> None:
-        if self._replaced:
-            kept = self._replaced[: entry.step]
-            replace_steps(self.directory, [text for _, text in kept], line, entry.step, files)
+    def _append(self, entry: StepEntry, line: bytes, files: Mapping[Path, bytes], taps: Mapping[str, bytes]) -> None:
+        if replaced := self._replaced:
+            kept = replaced[: entry.step]
+            replace_steps(self.directory, [text for _, text in kept], line, entry.step, files, taps)
             self._replaced = ()
             self._count_lines(kept)
         else:
             for path, data in files.items():
-                path.parent.mkdir(exist_ok=True)
                 write_whole(path, data)
+            if taps:
+                write_taps(taps_folder(self.directory, entry.step), taps)
             append_whole(self.directory / STEPS, line)
         self._count_line(entry, line)
+        if replaced:
+            settle(self.directory, entry.step, line)
 
     def finish(self, status: Status, error: str = "") -> None:
         """Seal the record and close it as ``complete``, ``failed`` or ``interrupted``; nothing can be written after."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vime_core.record.layout import TAPS
 from vime_core.record.reader import RunRecord
-from vime_core.record.taps import Side, TapRows, read_taps, taps_path
+from vime_core.record.taps import Side, TapRows, read_taps, taps_name
 from vime_core.types import Sample, SampleKey
 from vime_core.verify.difference import Found, TapsFound
 from vime_core.verify.layers import compare_taps
@@ -29,7 +28,7 @@ def recorded_taps(a: RunRecord, b: RunRecord, found: Found) -> TapsFound | None:
     key = found.place.sample or (_first_tapped(a, step, side) if step is not None else None)
     if step is None or key is None:
         return None
-    paths = [taps_path(record.directory, step, key, side) for record in (a, b)]
+    paths = [record.taps_folder(step) / taps_name(key, side) for record in (a, b)]
     if not all(path.exists() for path in paths):
         return None
     one, two = (_sample(record, step, key) for record in (a, b))
@@ -42,7 +41,7 @@ def recorded_taps(a: RunRecord, b: RunRecord, found: Found) -> TapsFound | None:
 
 
 def _first_tapped(record: RunRecord, step: int, side: Side) -> SampleKey | None:
-    for path in sorted((record.directory / TAPS / f"step-{step:06d}").glob(f"*-{side}.parquet")):
+    for path in sorted(record.taps_folder(step).glob(f"*-{side}.parquet")):
         _, prompt, _, sample, _ = path.stem.split("-")
         return int(prompt), int(sample)
     return None
