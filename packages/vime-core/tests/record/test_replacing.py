@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,12 @@ def test_taps_of_a_step_that_has_no_line_are_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run" / "taps").iterdir()] == ["step-000001"]
 
 
+def write_anew(record: Path, then: Callable[[], None]) -> None:
+    with RecordWriter.resume(record, replace_from=1) as writer:
+        then()
+        write_step(writer, NEW[1], TAPPED_ANEW[1])
+
+
 def test_a_disk_that_refuses_after_the_new_line_leaves_a_record_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,11 +139,9 @@ def test_a_disk_that_refuses_after_the_new_line_leaves_a_record_of_it(
     old_record(tmp_path / "run")
     with (
         monkeypatch.context() as patch,
-        pytest.raises(RecordError, match="cannot write .*samples.*Input/output error"),
-        RecordWriter.resume(tmp_path / "run", replace_from=1) as writer,
+        pytest.raises(RecordError, match=r"cannot write .*samples.*Input/output error"),
     ):
-        patch.setattr(replacing, "_take_name", refuse)
-        write_step(writer, NEW[1], TAPPED_ANEW[1])
+        write_anew(tmp_path / "run", lambda: patch.setattr(replacing, "_take_name", refuse))
     found = RunRecord.open(tmp_path / "run")
     assert (found.manifest.status, found.manifest.steps, found.check().findings) == ("failed", 2, ())
     assert taps_of(found)[1] == TAPPED_ANEW[1]

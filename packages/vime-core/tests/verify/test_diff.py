@@ -12,8 +12,8 @@ import pytest
 from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_run, with_evaluation, write_run
 
 from vime_core.errors import RecordError
-from vime_core.record.schema import ProcessEntry
 from vime_core.record.reader import RunRecord
+from vime_core.record.schema import ProcessEntry
 from vime_core.record.taps import Side, TapRows, read_taps, taps_name, taps_to_parquet
 from vime_core.verify.diff import NothingCompared, context_differences, diff_records, unfinished
 from vime_core.verify.difference import Difference

@@ -1,8 +1,8 @@
 """Recorded steps that are replaced by one that was done anew, so that a record is whole whenever it is looked at.
 
-A step is a line of ``steps.jsonl``, files of samples and a folder of taps, which cannot appear in one moment. So the new
-step's files come first, under names that only its line leads to; then the lines change, in one moment; then the files
-take their names.
+A step is a line of ``steps.jsonl``, files of samples and a folder of taps, which cannot appear in one moment. So the
+new step's files come first, under names that only its line leads to; then the lines change, in one moment; then the
+files take their names.
 """
 
 from __future__ import annotations

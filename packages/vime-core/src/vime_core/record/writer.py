@@ -18,7 +18,6 @@ from vime_core.record.files import (
     append_whole,
     create_directory,
     cut_file,
-    explained,
     make_folder,
     refuse_existing,
     remove_unfinished,
