@@ -1,27 +1,34 @@
 """What the contract costs on a GPU: rollout, train step, weight update and whole step beside stock, in one run.
 
     python benchmarks/gpu.py [CONFIG ...] [--model Qwen2.5-0.5B] [--requests 1,64,256] [--rounds 3] [--set KEY=VALUE]
-                             [--one-by-one] [--profile]
+                             [--sides stock,own,auto] [--one-by-one] [--profile]
 
 Stock is vLLM in its fastest mode (policy ``off``: full decode graphs, no Inductor) and Megatron's own modules with
-torch's flash attention over whole packs; the contract is dense/v1 with the provider ``cuda`` under the policy
-``reproducible``. Each has a process of its own with its engine and its trainer; they take turns on the same GPU, or
-come one after the other (``--one-by-one``) where both do not fit, and medians are compared. A request is 64 random
-tokens and 128 more; weights are random (benchmarks/shapes.py). Qwen3-4B with all layers needs ``--one-by-one`` and
-``--set trainer.token_budget=2048``.
+torch's flash attention over whole packs; the others are the contract dense/v1 with the provider ``cuda`` under the
+policy ``reproducible``, with its own kernels (``own``), with DeepGEMM for linears (``linear``: the same bits) or with
+whatever is offered (``auto``). Each has a process of its own with its engine and its trainer; they take turns on the
+same GPU, or come one after the other (``--one-by-one``) where they do not fit together, and medians are compared. At
+most two start at once. A request is 64 random tokens and 128 more; weights are random (benchmarks/shapes.py). Qwen3-4B
+with all layers needs ``--one-by-one`` and ``--set trainer.token_budget=2048``.
 
 The row "train each" is a train step whose attention is one call of the flash kernel a sequence; only stock has it.
+"digests" is what share of a step's time the digests of weights, gradients and optimizer state take, which a record
+keeps. What was measured is printed round by round, and the table also where a side fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import random
 import statistics
 import tempfile
 import time
+import traceback
+from collections.abc import Generator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,10 +37,15 @@ from shapes import write_model
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, ANSWER = 64, 128
+CONTRACT = ["run.policy='reproducible'", "alignment.contract='dense/v1'", "alignment.provider='cuda'"]
+STOCK = "stock"
 SIDES = {
-    "stock": ["run.policy='off'", "alignment.contract=''"],
-    "contract": ["run.policy='reproducible'", "alignment.contract='dense/v1'", "alignment.provider='cuda'"],
+    STOCK: ["run.policy='off'", "alignment.contract=''"],
+    "own": [*CONTRACT, "alignment.linear='own'", "alignment.attention='own'"],
+    "linear": [*CONTRACT, "alignment.linear='auto'", "alignment.attention='own'"],
+    "auto": [*CONTRACT, "alignment.linear='auto'", "alignment.attention='auto'"],
 }
+AT_ONCE = 2  # starts: more of them starve each other's compilers
 
 
 def overrides(model: Path, most: int, kv_gib: float) -> list[str]:
@@ -49,14 +61,28 @@ def serve(pipe: Connection, files: list[Path], settings: list[str]) -> None:
     from vime_core.config.load import load_config
     from vime_core.loop.sides import checked_policy, open_sides, ready_parts
 
-    config, plugins = load_config(files, settings)
-    parts = ready_parts(config, checked_policy(config, plugins), plugins)
-    with open_sides(parts) as sides:
-        worker = Worker(sides)
-        pipe.send(None)
-        while (asked := pipe.recv()) is not None:
-            name, *arguments = asked
-            pipe.send(getattr(worker, name)(*arguments))
+    try:
+        config, plugins = load_config(files, settings)
+        parts = ready_parts(config, checked_policy(config, plugins), plugins)
+        with open_sides(parts) as sides:
+            worker = Worker(sides)
+            pipe.send(None)
+            while (asked := pipe.recv()) is not None:
+                name, *arguments = asked
+                pipe.send(getattr(worker, name)(*arguments))
+    except Exception as error:
+        pipe.send(Failed("".join(traceback.format_exception(error))))
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a side answers when it ends by an error."""
+
+    traceback: str
+
+
+class SideError(Exception):
+    """A side ended by an error."""
 
 
 class Worker:
@@ -119,6 +145,33 @@ class Worker:
         self.update()
         return sum(len(c.tokens) for c in self.last[1]) / (time.perf_counter() - start)
 
+    def digests(self, count: int) -> float:
+        """Percent of a whole step that the digests of gradients, weights and optimizer state take."""
+        import torch
+
+        from vime_core.verify import live
+
+        spent, usual = 0.0, live.digest_tensors
+
+        def timed(named: Any) -> dict[str, str]:
+            nonlocal spent
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            found = usual(named)
+            spent += time.perf_counter() - start
+            return found
+
+        start = time.perf_counter()
+        live.digest_tensors = timed
+        try:
+            self.whole(count)
+        finally:
+            live.digest_tensors = usual
+        timed(self.sides.trainer.weights())
+        timed(self.sides.trainer.optimizer_state())
+        return 100 * spent / (time.perf_counter() - start)
+
     def profile_train(self, rows: int) -> str:
         """The kernels on which a train step spends most of the GPU's time."""
         from torch.profiler import ProfilerActivity, profile
@@ -162,19 +215,55 @@ class Worker:
 class Side:
     """One configuration in its process."""
 
-    def __init__(self, files: list[Path], settings: list[str]) -> None:
+    def __init__(self, name: str, files: list[Path], settings: list[str]) -> None:
+        self.name = name
         self.pipe, other = multiprocessing.get_context("spawn").Pipe()
         self.process = multiprocessing.get_context("spawn").Process(target=serve, args=(other, files, settings))
         self.process.start()
         other.close()
 
     def ask(self, *what: object) -> Any:
-        self.pipe.send(what)
-        return self.pipe.recv()
+        """What `Worker` says. Raises SideError."""
+        try:
+            self.pipe.send(what)
+        except OSError as error:
+            raise SideError(f"{self.name}: its process ended before {what}") from error
+        return self.answer()
+
+    def answer(self) -> Any:
+        try:
+            found = self.pipe.recv()
+        except EOFError as error:
+            raise SideError(f"{self.name}: its process ended without a word") from error
+        if isinstance(found, Failed):
+            raise SideError(f"{self.name}: {found.traceback}")
+        return found
 
     def close(self) -> None:
-        self.pipe.send(None)
-        self.process.join()
+        """End it; one that does not end by itself is terminated, since nothing may wait for it."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(None)
+        self.process.join(timeout=30)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
+
+
+@contextlib.contextmanager
+def opened(names: list[str], files: list[Path], settings: dict[str, list[str]]) -> Generator[dict[str, Side]]:
+    """The sides, ready; at most `AT_ONCE` start at once. All end with the block."""
+    sides: dict[str, Side] = {}
+    begun = time.perf_counter()
+    try:
+        for group in (names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)):
+            sides |= {name: Side(name, files, settings[name]) for name in group}
+            for name in group:
+                sides[name].answer()
+                print(f"{name}: ready after {time.perf_counter() - begun:.0f} s", flush=True)
+        yield sides
+    finally:
+        for side in sides.values():
+            side.close()
 
 
 def release_cache() -> None:
@@ -186,9 +275,11 @@ def release_cache() -> None:
 
 
 def copy_rate() -> float:
-    """GB a second that a device copy moves (bytes copied, not read plus written)."""
+    """GB a second that a device copy moves (bytes copied, not read plus written); NaN without a GPU."""
     import torch
 
+    if not torch.cuda.is_available():
+        return float("nan")
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     times: list[float] = []
@@ -202,20 +293,26 @@ def copy_rate() -> float:
     return 2**30 / 1e6 / statistics.median(times)
 
 
-Measured = dict[tuple[object, ...], dict[str, list[float]]]
+Task = tuple[object, ...]
+Measured = dict[Task, dict[str, list[float]]]
 
 
-def measure(sides: dict[str, Side], tasks: list[tuple[object, ...]], rounds: int, measured: Measured) -> None:
+def measure(sides: dict[str, Side], tasks: list[Task], rounds: int, measured: Measured) -> None:
     """Let the sides take turns, and keep what each round but the first gave."""
     for number in range(rounds + 1):
         for task in tasks:
-            for name, side in sides.items():
-                if task[0] == "train_each" and name != "stock":
-                    continue
-                rate = side.ask(*task)
-                if number:
-                    measured.setdefault(task, {}).setdefault(name, []).append(rate)
-        print(f"{', '.join(sides)}: round {number} done", flush=True)
+            rates = {n: side.ask(*task) for n, side in sides.items() if task[0] != "train_each" or n == STOCK}
+            if rates:
+                print(
+                    f"round {number}, {label(task)}: {', '.join(f'{n} {r:.1f}' for n, r in rates.items())}", flush=True
+                )
+            for name, rate in rates.items() if number else ():
+                measured.setdefault(task, {}).setdefault(name, []).append(rate)
+
+
+def label(task: Task) -> str:
+    units = {"update": "GB/s", "digests": "% of a step"}
+    return " ".join(map(str, task)).replace("_", " ") + ", " + units.get(str(task[0]), "tokens/s")
 
 
 def main() -> None:
@@ -226,51 +323,61 @@ def main() -> None:
     parser.add_argument("--requests", default="1,64,256")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kv-gib", type=float, default=8.0)
-    parser.add_argument("--one-by-one", action="store_true", help="never hold both sides in the GPU's memory")
+    parser.add_argument("--sides", default="stock,own", help=f"of {', '.join(SIDES)}")
+    parser.add_argument("--one-by-one", action="store_true", help="never hold two sides in the GPU's memory")
     parser.add_argument(
         "--profile", action="store_true", help="also print where train step and update spend their time"
     )
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     arguments = parser.parse_args()
-    sizes = [int(n) for n in arguments.requests.split(",")]
-    tasks: list[tuple[object, ...]] = [("rollout", n) for n in sizes]
-    tasks += [("train",), ("train_each",), ("update",), ("whole", min(64, max(sizes)))]
+    names = arguments.sides.split(",")
+    if unknown := set(names) - set(SIDES):
+        parser.error(f"--sides: {', '.join(sorted(unknown))} is none of {', '.join(SIDES)}")
     measured: Measured = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / arguments.model
-        start = time.perf_counter()
-        write_model(arguments.model, model, arguments.layers)
-        release_cache()
-        print(f"weights written in {time.perf_counter() - start:.0f} s", flush=True)
-        common = [*overrides(model, max(sizes), arguments.kv_gib), *arguments.overrides]
-        turns = [[name] for name in SIDES] if arguments.one_by_one else [list(SIDES)]
-        for names in turns:
-            sides = {
-                name: Side(arguments.configs, [*common, *SIDES[name], f"run.output='{folder}/{name}'"])
-                for name in names
-            }
-            for name, side in sides.items():
-                side.pipe.recv()
-                print(f"{name}: ready after {time.perf_counter() - start:.0f} s", flush=True)
+        try:
+            compare(arguments, names, Path(folder), measured)
+        except SideError as error:
+            raise SystemExit(str(error)) from None
+        finally:
+            print_table(arguments.model, names, measured)
+
+
+def compare(arguments: argparse.Namespace, names: list[str], folder: Path, measured: Measured) -> None:
+    """Fill ``measured``. Raises SideError; what was measured before it stays."""
+    sizes = [int(n) for n in arguments.requests.split(",")]
+    step = min(64, max(sizes))
+    tasks: list[Task] = [("rollout", n) for n in sizes]
+    tasks += [("train",), ("train_each",), ("update",), ("whole", step), ("digests", step)]
+    start = time.perf_counter()
+    write_model(arguments.model, folder / arguments.model, arguments.layers)
+    release_cache()
+    print(f"weights written in {time.perf_counter() - start:.0f} s", flush=True)
+    common = [*overrides(folder / arguments.model, max(sizes), arguments.kv_gib), *arguments.overrides]
+    settings = {name: [*common, *SIDES[name], f"run.output='{folder}/{name}'"] for name in names}
+    for group in [[name] for name in names] if arguments.one_by_one else [names]:
+        with opened(group, arguments.configs, settings) as sides:
             measure(sides, tasks, arguments.rounds, measured)
             for name, side in sides.items() if arguments.profile else ():
                 print(f"{name}: {side.ask('profile_update')}\n{name}: {side.ask('profile_train', 14)}", flush=True)
-            for side in sides.values():
-                side.close()
-    print_table(arguments.model, measured)
 
 
-def print_table(model: str, measured: Measured) -> None:
-    """Medians of both sides, and what the contract's is of stock's."""
-    units = {"update": "GB/s"}
-    print(f"{model}, pid {os.getpid()}: medians\n{'':<28}{'stock':>12}{'contract':>12}{'ratio':>8}")
+def print_table(model: str, names: list[str], measured: Measured) -> None:
+    """Medians of every side, and what each but stock's is of stock's."""
+    others = [name for name in names if name != STOCK]
+    head = [*names, *(f"{name}/stock" for name in others)]
+    print(f"{model}, pid {os.getpid()}: medians\n{'':<28}{''.join(f'{title:>14}' for title in head)}")
     for task, rates in measured.items():
         medians = {name: statistics.median(found) for name, found in rates.items()}
-        label = " ".join(map(str, task)).replace("_", " ") + ", " + units.get(str(task[0]), "tokens/s")
-        cells = [f"{medians[name]:>12.1f}" if name in medians else f"{'':>12}" for name in SIDES]
-        ratio = f"{medians['contract'] / medians['stock']:>8.2f}" if len(medians) == len(SIDES) else ""
-        print(f"{label:<28}{''.join(cells)}{ratio}")
-    print(f"{'device copy, GB/s':<28}{copy_rate():>12.1f}", flush=True)
+        cells = [f"{medians[name]:.1f}" if name in medians else "" for name in names]
+        both = [name in medians and STOCK in medians for name in others]
+        cells += [f"{medians[n] / medians[STOCK]:.2f}" if b else "" for n, b in zip(others, both, strict=True)]
+        print(f"{label(task):<28}{''.join(f'{cell:>14}' for cell in cells)}")
+    if updates := measured.get(("update",)):
+        cells = [f"{1e3 / statistics.median(updates[n]):.2f}" if n in updates else "" for n in names]
+        print(f"{'update, ms a GB':<28}{''.join(f'{cell:>14}' for cell in cells)}")
+    copied = copy_rate()
+    print(f"a device copy: {copied:.0f} GB/s, {1e3 / copied:.2f} ms a GB", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Which tile makes the one-chain linear fast, and does any tile change a bit?
 
-    python linear_tiles.py [--small] [--large] [--provider] [--linear auto]
+    python linear_tiles.py [--small] [--large] [--linear own,auto]
+    python linear_tiles.py --provider [--linear own,auto] [--warm "0.5B"]
 
 Every candidate is compared with the provider's own kernel on every M, then timed beside cuBLAS
 (torch's default). Small: M of decode, where the weight's bytes are the bound; large: M of prefill and training.
+
+``--provider`` times no candidate, only what a run has under each ``alignment.linear`` named, side by side: their bits
+are compared, and "fastest" is what a choice among them for each shape would reach.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product as cross
 from multiprocessing import get_context
@@ -24,13 +29,18 @@ from vime_core.alignment.offers import choose_offered, open_offers
 from vime_core.config.schema import AlignmentSection
 from vime_core.numerics import load_provider
 from vime_core.numerics.cuda.matmul import linear, product
-from vime_core.numerics.offers import LinearCall
+from vime_core.numerics.kernels import Kernels
+from vime_core.numerics.offers import LinearCall, Pass
 from vime_core.plugins.manager import PluginManager
 
 from linear_rows import L2_BYTES, SHAPES
-from measure import attempt, geometric_mean, graph_us, table
+from measure import attempt, graph_us, table, unequal
+from timings import BASE, Timing, means, rows
 
 SMALL_ROWS, LARGE_ROWS = (1, 16, 64, 256), (256, 1024, 4096)
+PROVIDER_ROWS = (1, 16, 64, 256, 1024, 4096)
+COMPARED_ROWS = (1, 16, 64, 256, 4096)  # of the mean over all
+HEAD_ROWS, HEAD = 256, 100_000  # no more rows for a vocabulary this wide
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -134,66 +144,108 @@ def agrees(large: bool, name: str) -> str:
     return ""
 
 
-def provider_linear(kernels: str) -> Run:
-    """The linear of provider ``cuda`` as a run has it under ``alignment.linear = kernels``, compared and compiled."""
-    section = AlignmentSection(provider="cuda", linear=kernels, attention="own")
-    found = load_provider("cuda", open_offers(choose_offered(section, PluginManager.discover()))).kernels
+def provider_kernels(linear: str) -> Kernels:
+    """Those of provider ``cuda`` as a run has them under ``alignment.linear = linear``."""
+    section = AlignmentSection(provider="cuda", linear=linear, attention="own")
+    return load_provider("cuda", open_offers(choose_offered(section, PluginManager.discover()))).kernels
+
+
+def provider_linear(linear: str) -> Run:
+    """Its linear, compared with the provider's own kernel and compiled."""
+    kernels = provider_kernels(linear)
+    settle(linear, kernels, [LinearCall("forward", n, k, wide=False) for n, k in SHAPES.values()])
+    return lambda x, w: kernels.linear(x, w, None, 1, False)
+
+
+def settle(title: str, kernels: Kernels, calls: Sequence[LinearCall]) -> None:
     began = time.perf_counter()
-    found.settle([LinearCall("forward", n, k, wide=False) for n, k in SHAPES.values()], torch.device("cuda"))
-    print(f"compiled and compared in {time.perf_counter() - began:.1f} s: {dict(found.choices())}", flush=True)
-    return lambda x, w: found.linear(x, w, None, 1, False)
+    kernels.settle(calls, torch.device("cuda"))
+    found = Counter(kernels.choices().values())
+    print(f"{title}: compiled and compared in {time.perf_counter() - began:.1f} s: {dict(found)}", flush=True)
 
 
-def timed(large: bool, provider_only: bool, provider: Run) -> None:
-    runs: dict[str, Run] = {"cuBLAS": torch.nn.functional.linear, "provider": provider}
-    all_runs = {} if provider_only else candidates(large)
-    with get_context("spawn").Pool(min(len(all_runs) or 1, os.cpu_count() or 1)) as pool:  # compiles side by side
-        faults = pool.map(partial(agrees, large), all_runs, chunksize=1)
-    for (name, run), fault in zip(all_runs.items(), faults, strict=True):
+def warm(linear: str, words: str) -> None:
+    """Compile and compare all three products of the layers whose names hold ``words``, for runs that come after."""
+    shapes = [shape for layer, shape in SHAPES.items() if words in layer]
+    passes: tuple[Pass, ...] = ("forward", "input gradient", "weight gradient")
+    calls = [LinearCall(of, n, k, wide=False) for of in passes for n, k in shapes]
+    settle(f"{linear}, all products of {words}", provider_kernels(linear), calls)
+
+
+def timed_providers(names: Sequence[str]) -> None:
+    """Each ``alignment.linear`` beside cuBLAS, all in one run."""
+    runs = {name: provider_linear(name) for name in names}
+    found = time_all(runs, PROVIDER_ROWS)
+    report(found, names, PROVIDER_ROWS)
+    compared = [t for t in found if t.m in COMPARED_ROWS]
+    table(
+        f"geometric means over M = {COMPARED_ROWS}",
+        ["", "all"],
+        [[r[0], r[-1]] for r in means(compared, names, COMPARED_ROWS)],
+    )
+    differing = sum(any(t.unequal.values()) for t in found)
+    print(f"{len(found)} products compared, {differing} with other bits", flush=True)
+
+
+def timed_candidates(large: bool, linear: str) -> None:
+    runs = {linear: provider_linear(linear)}
+    with get_context("spawn").Pool(min(len(candidates(large)), os.cpu_count() or 1)) as pool:  # compiles side by side
+        faults = pool.map(partial(agrees, large), candidates(large), chunksize=1)
+    for (name, run), fault in zip(candidates(large).items(), faults, strict=True):
         if fault:
             print(f"{name}: {fault}", flush=True)
         else:
             runs[name] = run
     sizes = LARGE_ROWS if large else SMALL_ROWS
-    rows: list[list[object]] = []
-    ratios: dict[tuple[str, int], list[float]] = {}
-    for title, (n, k) in SHAPES.items():
-        if n > 100_000 and large:
-            continue
+    report(time_all(runs, sizes), list(runs), sizes)
+
+
+def time_all(runs: dict[str, Run], sizes: Sequence[int]) -> list[Timing]:
+    """Every layer with every M, over copies of its weight that together exceed the cache."""
+    found: list[Timing] = []
+    for layer, (n, k) in SHAPES.items():
         copies = max(1, min(8, L2_BYTES // (2 * n * k)))
         w = (torch.randn(copies, n, k, device="cuda") * 0.05).bfloat16()
-        for m in sizes:
-            us = times(runs, torch.randn(m, k, device="cuda").bfloat16(), w)
-            for name, value in us.items():
-                ratios.setdefault((name, m), []).append(us["cuBLAS"] / value)
-            rows.append([title, m, us["cuBLAS"], *compared(us)])
-            print(title, m, {name: round(value, 1) for name, value in us.items()}, flush=True)
-    table("cuBLAS's time over", ["layer", "M", "cuBLAS us", "provider", "best tile", "which"], rows)
-    means = [[name, *(geometric_mean(ratios.get((name, m), [])) for m in sizes)] for name in runs]
-    table("geometric means", ["", *(f"M = {m}" for m in sizes)], means)
+        for m in [m for m in sizes if n < HEAD or m <= HEAD_ROWS]:
+            found.append(timing(layer, runs, torch.randn(m, k, device="cuda").bfloat16(), w))
+            print(layer, m, {name: round(us, 1) for name, us in found[-1].us.items()}, flush=True)
+    return found
 
 
-def times(runs: dict[str, Run], x: torch.Tensor, w: torch.Tensor) -> dict[str, float]:
-    found = {n: attempt(n, partial(graph_us, [partial(run, x, one) for one in w], 5)) for n, run in runs.items()}
-    return {name: us for name, us in found.items() if isinstance(us, float)}
+def timing(layer: str, runs: dict[str, Run], x: torch.Tensor, w: torch.Tensor) -> Timing:
+    all_runs = {BASE: torch.nn.functional.linear, **runs}
+    us = {n: attempt(n, partial(graph_us, [partial(run, x, one) for one in w], 5)) for n, run in all_runs.items()}
+    us = {name: value for name, value in us.items() if isinstance(value, float)}
+    first, *others = [(name, run(x, w[0])) for name, run in runs.items() if name in us] or [("", x)]
+    return Timing(layer, len(x), us, {name: int(unequal(first[1], y).sum()) for name, y in others})
 
 
-def compared(us: dict[str, float]) -> list[object]:
-    base = us["cuBLAS"]
-    best = min((name for name in us if name != "cuBLAS"), key=us.__getitem__)
-    return [base / us["provider"], base / us[best], best]
+def report(found: Sequence[Timing], names: Sequence[str], sizes: Sequence[int]) -> None:
+    head = ["layer", "M", "cuBLAS us", *names, "fastest", "its", "unequal"]
+    table("cuBLAS's time over", head, rows(found, names))
+    table("geometric means", ["", *(f"M = {m}" for m in sizes), "all"], means(found, names, sizes))
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--provider", action="store_true", help="time no candidate, only what the provider chooses")
-    parser.add_argument("--linear", default="auto", help="alignment.linear of the provider: auto, own or deepgemm")
+    parser.add_argument("--linear", default="own,auto", help="alignment.linear: own, auto, deepgemm; several by commas")
+    parser.add_argument("--warm", metavar="WORDS", help="first compile all products of layers with these words")
     chosen = parser.parse_args()
+    names = chosen.linear.split(",")
     with torch.no_grad():
-        provider = provider_linear(chosen.linear)
+        if chosen.warm:
+            warm(names[-1], chosen.warm)
+        if chosen.provider:
+            timed_providers(names)
+            return
         if chosen.small or not chosen.large:
-            timed(large=False, provider_only=chosen.provider, provider=provider)
+            timed_candidates(large=False, linear=names[0])
         if chosen.large or not chosen.small:
-            timed(large=True, provider_only=chosen.provider, provider=provider)
+            timed_candidates(large=True, linear=names[0])
+
+
+if __name__ == "__main__":
+    main()

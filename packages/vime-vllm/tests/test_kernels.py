@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,3 +68,17 @@ def test_every_task_goes_to_one_process(parts: int) -> None:
 def test_a_compiling_process_that_fails_is_quoted() -> None:
     with pytest.raises(BackendError, match=r"DeepGEMM's kernels ended with 1: .*capability 9.0"):
         compiling.run_side_by_side([[(FORWARD, 1)]])
+
+
+def test_a_call_is_compiled_once_whatever_else_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_key", lambda tasks: f"{len(tasks)} {tasks[0][0]}")  # the true one names the GPU
+    tasks = {call: [(call, count) for count in deep_gemm.tokens(call)] for call in (FORWARD, DX, DW)}
+    first = {call: tasks[call] for call in (FORWARD, DW)}
+    new = compiling.missing(first, tmp_path)
+    assert list(new.values()) == [FORWARD, DW]
+    for done in new:
+        done.touch()
+    assert list(compiling.missing(tasks, tmp_path).values()) == [DX]
+    fewer = {FORWARD: tasks[FORWARD][:1]}
+    assert list(compiling.missing(fewer, tmp_path).values()) == [FORWARD]
+    assert compiling.missing({FORWARD: []}, tmp_path) == {}

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -35,13 +35,24 @@ def compile_all(calls: Sequence[LinearCall]) -> None:
     """
     from vime_vllm.kernels.deep_gemm import CACHE_VARIABLE, run_all, tokens
 
-    tasks = [(call, count) for call in calls for count in tokens(call)]
-    done = Path(os.environ[CACHE_VARIABLE]) / "vime" / f"{_key(tasks)}.json"
-    if tasks and not done.exists():
-        run_side_by_side(split(tasks, min(MOST_PROCESSES, os.cpu_count() or 1)))
+    tasks = {call: [(call, count) for count in tokens(call)] for call in calls}
+    new = missing(tasks, Path(os.environ[CACHE_VARIABLE]) / "vime")
+    if new:
+        parts = split([task for call in new.values() for task in tasks[call]], min(MOST_PROCESSES, os.cpu_count() or 1))
+        run_side_by_side(parts)
+    for done, call in new.items():
         done.parent.mkdir(parents=True, exist_ok=True)
-        done.write_text(json.dumps([str(call) for call in calls]))
-    run_all(tasks)
+        done.write_text(json.dumps(str(call)))
+    run_all([task for some in tasks.values() for task in some])
+
+
+def missing(tasks: Mapping[LinearCall, Sequence[Task]], folder: Path) -> dict[Path, LinearCall]:
+    """The calls that no run has compiled here yet, by the file in ``folder`` that will say it was done.
+
+    A file for each call, so that an engine, a trainer and another model share what they have in common.
+    """
+    files = {folder / f"{_key(some)}.json": call for call, some in tasks.items() if some}
+    return {file: call for file, call in files.items() if not file.exists()}
 
 
 def split(tasks: Sequence[Task], parts: int) -> list[list[Task]]:
@@ -78,6 +89,7 @@ def _start(part: Sequence[Task], log: Path, environment: dict[str, str]) -> subp
 
 
 def _key(tasks: Sequence[Task]) -> str:
+    """Of one call's tasks, DeepGEMM, compiler, PyTorch and GPU."""
     import torch
 
     from vime_vllm.kernels.deep_gemm import compiler, offer
