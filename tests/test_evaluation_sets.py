@@ -10,7 +10,8 @@ import bigram
 import pytest
 from command import ROOT, vime
 
-from vime_core.config.load import load_config, resolved_table, validate
+from vime_core.config.load import load_config
+from vime_core.config.validate import resolved_table, validate
 from vime_core.errors import VimeError
 from vime_core.record.reader import RunRecord
 from vime_core.rl.seeds import sample_seed

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from vime_core.config.load import SELECTORS
 from vime_core.config.schema import RunConfig
+from vime_core.config.selectors import SELECTORS
 from vime_core.plugins.manager import PluginManager
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"

@@ -9,7 +9,8 @@ import pytest
 
 from vime_cli.flags import overrides_of, pairs, refuse_another_policy
 from vime_cli.main import main
-from vime_core.config.load import load_config, parse_override
+from vime_core.config.layers import parse_override
+from vime_core.config.load import load_config
 from vime_core.errors import ConfigError
 
 KEYS = {"attention_backend", "max_num_seqs"}

@@ -80,7 +80,7 @@ def refuse_another_policy(switches: Sequence[str], files: Sequence[Path], overri
     """
     if REPRODUCIBLE not in switches:
         return
-    from vime_core.config.load import parse_override, read_toml
+    from vime_core.config.layers import parse_override, read_toml
 
     for layer in (*map(read_toml, files), *map(parse_override, overrides)):
         table: Any = layer.get("run")

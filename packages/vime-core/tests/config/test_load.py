@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from vime_core.config.frozen import thaw
-from vime_core.config.load import load_config, overlay, parse_override, resolved_table, validate
+from vime_core.config.layers import overlay, parse_override
+from vime_core.config.load import load_config
 from vime_core.config.schema import RunConfig
+from vime_core.config.validate import resolved_table, validate
 from vime_core.data.files import JsonlOptions
 from vime_core.errors import ConfigError, PluginError, VimeError
 from vime_core.plugins import (

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from vime_core.config.load import UNSUPPORTED, UNSUPPORTED_CHOICES, load_config, parse_override, resolve
+from vime_core.config.layers import parse_override
+from vime_core.config.load import load_config, resolve
+from vime_core.config.names import UNSUPPORTED, UNSUPPORTED_CHOICES
 from vime_core.config.schema import AlgorithmSection, CorrectionSection
 from vime_core.errors import ConfigError
 from vime_core.loop.algorithm import load_algorithm

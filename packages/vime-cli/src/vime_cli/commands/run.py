@@ -121,7 +121,7 @@ def _refuse_beside_resume(configs: list[Path] | None, output: Path | None) -> No
 def _print_resolved(config: RunConfig, *, as_json: bool) -> int:
     import tomlkit
 
-    from vime_core.config.load import resolved_table
+    from vime_core.config.validate import resolved_table
 
     table = resolved_table(config)
     if as_json:

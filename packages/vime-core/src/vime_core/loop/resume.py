@@ -11,8 +11,10 @@ from blake3 import blake3
 
 from vime_core import __version__
 from vime_core.backends import Rollout, Trainer
-from vime_core.config.load import overlay, parse_override, refuse_unselected, resolve
+from vime_core.config.layers import overlay, parse_override
+from vime_core.config.load import resolve
 from vime_core.config.schema import RunConfig
+from vime_core.config.selectors import refuse_unselected
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.errors import ConfigError, ContractViolation, RecordError
 from vime_core.loop.checkpoint import TRAINER, LoopState, last_checkpoint, read_checkpoint

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 
 from vime_core import __version__
 from vime_core.backends import ReferenceTrainer, Rollout, Trainer
-from vime_core.config.load import resolved_table
 from vime_core.config.schema import RunConfig
+from vime_core.config.validate import resolved_table
 from vime_core.data.template import Tokenizer
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.loop.algorithm import Algorithm, require_entropy
