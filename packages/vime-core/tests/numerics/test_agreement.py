@@ -159,6 +159,23 @@ def test_instruction_sets_agree_in_the_gradient_of_attention() -> None:
         assert_same(results[0], result)
 
 
+def _around(*values: float) -> Tensor:
+    exact = torch.tensor(values)
+    return torch.cat([exact, *(torch.nextafter(exact, exact.new_full((), to)) for to in (-torch.inf, torch.inf))])
+
+
+def test_where_scalar_functions_change_their_formula() -> None:
+    """exp is 0 below -87 and infinite above 88; tanh is a polynomial below 0.625."""
+    x = _around(-87.0, 87.0, -88.0, 88.0)
+    agree(lambda ops: ops.swiglu(torch.stack([x, torch.ones_like(x)], -1)))
+    lower = torch.stack([torch.zeros(3), _around(-87.0)], -1)
+    ids, ones = torch.zeros(3, dtype=torch.int64), torch.ones(3)
+    agree(lambda ops: ops.kernels.token_log_probs_backward(ones, lower, ids, ones))
+    q = _around(0.625, -0.625).view(-1, 1, 1)  # of sequences of one token the log-sum-exp is the capped score
+    cu, spec = torch.arange(len(q) + 1), AttentionSpec(1.0, soft_cap=1.0)
+    agree(lambda ops: ops.attention_packed(q, torch.ones_like(q), q, cu, spec)[1])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_extreme_numbers(dtype: torch.dtype) -> None:
     """Subnormals, zeros of both signs, the largest finite numbers that don't overflow in sums."""
