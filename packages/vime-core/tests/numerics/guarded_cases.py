@@ -102,6 +102,7 @@ def by_columns(x: Tensor) -> Tensor:
 def products(kernels: Kernels, of: Of) -> Iterator[Case]:
     """Few rows and many; one, whole and odd tiles; operands by rows and by columns; chunks that are no whole blocks."""
     sizes = [(1, 1, 1, 1), (5, 9, 33, 1), (4, 8, 64, 1), (7, 11, 138, 2), (97, 50, 71, 1), (3, 96, 66, 2)]
+    sizes += [(2, n, 3, 1) for n in range(2, 18)]  # a last store of every length
     for m, n, k, chunks in [*sizes, (103, 17, 1090, 1), (99, 13, 2090, 2)]:
         x, w, bias, size = of(m, k), of(n, k), of(n), f"{m} {n} {k} {chunks}"
         layouts = {"rows": (x, w), "x by columns": (by_columns(x), w), "w by columns": (x, by_columns(w))}
