@@ -50,6 +50,11 @@ def report(role: Role, **changes: str) -> ProcessReport:
     return ProcessReport(role, 0, 1, {}, settings, {}, {})
 
 
+def bare(role: Role) -> ProcessReport:
+    """A second process that installed no contract."""
+    return ProcessReport(role, 1, 2, {}, {}, {}, {})
+
+
 def test_both_sides_are_found(plugins: PluginManager) -> None:
     assert choose_alignment(config(), plugins, "qwen2") == ALIGNMENT
     assert choose_alignment(config(""), plugins, "qwen2") is None
@@ -85,6 +90,7 @@ def test_equal_reports_pass() -> None:
     [
         ([report("trainer")], "no process of the rollout reports a contract"),
         ([], "no process of the trainer reports a contract"),
+        ([report("trainer"), bare("trainer"), report("rollout")], "trainer 1 has contract = None"),
         ([report("trainer"), report("rollout", provider_digest="abd")], "rollout 0 has provider_digest = 'abd'"),
         ([report("trainer"), report("rollout", contract_digest="0")], "rollout 0 has contract_digest = '0'"),
         ([report("trainer", contract="dense/v2"), report("rollout")], "trainer 0 has contract = 'dense/v2'"),

@@ -45,6 +45,7 @@ class Step:
     optimizer: Arrays
     evaluation: tuple[Sample, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
+    reference_log_probs: tuple[Float32Array, ...] = ()
 
 
 def tensors(seed: int) -> Arrays:
@@ -110,6 +111,9 @@ def entry_of(step: Step) -> StepEntry:
         step=step.step,
         weight_version=step.step,
         **vars(stages),
+        reference_log_probs=log_prob_digest([s.key for s in step.samples], step.reference_log_probs)
+        if step.reference_log_probs
+        else "",
         updates=tuple(_update_entries(step)),
         weights=weights,
         weights_root=merkle_root(weights),
@@ -164,7 +168,8 @@ def manifest(**changes: Any) -> Manifest:
 
 
 def write_step(writer: RecordWriter, step: Step, taps: Mapping[str, bytes] = MappingProxyType({})) -> None:
-    writer.write_step(entry_of(step), step.samples, step.train_log_probs, step.advantages, step.evaluation, taps=taps)
+    samples = (step.samples, step.train_log_probs, step.advantages, step.evaluation, step.reference_log_probs or None)
+    writer.write_step(entry_of(step), *samples, taps=taps)
 
 
 def write_run(directory: Path, steps: list[Step], *, status: str = "complete", **changes: Any) -> RunRecord:

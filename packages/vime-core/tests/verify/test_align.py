@@ -217,6 +217,12 @@ def test_taps_of_one_side_do_not_hold() -> None:
     assert "was recorded by the engine only" in verdict.sentence
 
 
+def test_taps_that_nobody_recorded_are_not_checked() -> None:
+    verdict = align_verdict(phases(), Findings("dense/v1", taps=(((1, 0), TapComparison((), None, ())),)))
+    assert verdict.exit_code == 3
+    assert "neither side recorded a tap of prompt 1, sample 0" in verdict.sentence
+
+
 def test_equal_taps_are_counted() -> None:
     verdict = align_verdict(phases(), taps(0))
     assert verdict.exit_code == 0

@@ -137,9 +137,17 @@ def nan_in_train_log_probs() -> list[Step]:
     return change_step(BASE, 1, train_log_probs=tuple(rows))
 
 
+def nan_in_reference_log_probs() -> list[Step]:
+    """As where the KL to the reference is reported and not in the loss."""
+    rows = [list(step.train_log_probs) for step in BASE]
+    rows[1][3] = rows[1][3] * np.float32(np.nan)
+    return [replace(step, reference_log_probs=tuple(row)) for step, row in zip(BASE, rows, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("steps", "first"),
     [
+        (nan_in_reference_log_probs(), "step 1, reference log-probs"),
         (nan_in_log_probs(), "step 1, rollout log-probs"),
         (nan_in_train_log_probs(), "step 1, train log-probs"),
         (change_sample(BASE, 1, 0, reward=math.nan), "step 1, rewards"),

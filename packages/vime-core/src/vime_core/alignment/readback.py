@@ -19,13 +19,15 @@ KERNELS: Final = "kernels"
 def require_same_contract(alignment: Alignment | None, reports: Iterable[ProcessReport]) -> None:
     """Compare what trainer and engine processes report with the contract and with each other.
 
+    Every process of the trainer computes; of the engine's, those that report a contract at all.
+
     Raises:
         ContractViolation: a side reports nothing, another contract, another digest or other kernels; or nothing was
             compared.
     """
     if alignment is None:
         return
-    holders = [report for report in reports if report.role != "driver" and "contract" in report.settings]
+    holders = [r for r in reports if r.role == "trainer" or (r.role != "driver" and "contract" in r.settings)]
     for role in ("trainer", "rollout"):
         if not any(report.role == role for report in holders):
             raise _violation(f"no process of the {role} reports a contract", alignment)

@@ -183,7 +183,7 @@ def _in_order(phases: Sequence[Phase], found: Findings) -> Iterator[Verdict | No
     yield _unequal(compared, evidence, found)
     yield _other_draws(phases, evidence)
     yield _unequal_taps(evidence, found)
-    yield _idle(phases, evidence)
+    yield _idle(phases, evidence, found)
     yield _holds(phases, evidence, found)
 
 
@@ -318,7 +318,7 @@ def _fails(evidence: Verdict, why: str, unequal: int, first: str) -> Verdict:
     return replace(evidence, holds=False, sentence=f"Align does not hold: {why}.", unequal=unequal, first=first)
 
 
-def _idle(phases: Sequence[Phase], evidence: Verdict) -> Verdict | None:
+def _idle(phases: Sequence[Phase], evidence: Verdict, found: Findings) -> Verdict | None:
     """The verdict when equality would mean nothing; None when it means something."""
     for phase in phases:
         values = spread([one.log_probs for one in phase.engine])
@@ -337,6 +337,9 @@ def _idle(phases: Sequence[Phase], evidence: Verdict) -> Verdict | None:
                 f" elements, less than {LEAST_CHANGED:.0%}, so old weights could pass for new ones"
             )
             return _because(evidence, why, "weights")
+    for key, taps in found.taps:
+        if not taps.taps:
+            return _because(evidence, f"neither side recorded a tap of {sample_name(key)}", "taps")
     if len(phases) < 2:
         return _because(evidence, "no log-probs were compared after a weight update", "weights")
     return None

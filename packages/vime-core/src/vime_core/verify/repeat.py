@@ -128,6 +128,7 @@ def _floats(entry: StepEntry, step: StepSamples) -> Iterator[tuple[str, NDArray[
     none = np.zeros(0, dtype=np.float32)
     yield "rollout log-probs", np.concatenate([*(sample.rollout_log_probs for sample in step.samples), none])
     yield "rewards", np.array([sample.reward for sample in step.samples])
+    yield "reference log-probs", np.concatenate([*step.reference_log_probs, none])
     yield "advantages", step.advantages
     yield "train log-probs", np.concatenate([*step.train_log_probs, none])
     for name in ("loss", "grad_norm", "learning_rate"):
