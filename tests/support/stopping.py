@@ -52,7 +52,7 @@ Observer = Callable[[str, Path], None]
 def forked(work: Callable[..., None], *arguments: Any) -> int:
     """Do the work in a process of its own; its exit code, or minus the signal that ended it."""
     process = started(_guarded, work, arguments)
-    process.join(60)
+    process.join(300)
     if process.exitcode is None:
         process.kill()
         raise AssertionError(f"{work.__name__}{arguments} hangs")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from vime_core.backends import TrainerContext
 from vime_core.config.schema import RunConfig
@@ -16,7 +16,7 @@ from vime_megatron.options import MegatronOptions
 from vime_megatron.testing import hf_model, run_config
 from vime_megatron.trainer import open_trainer
 
-settings.register_profile("vime", deadline=None, derandomize=True)
+settings.register_profile("vime", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vime")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from vime_core.backends import RolloutContext
 from vime_core.config.schema import RunConfig
@@ -17,6 +18,8 @@ from vime_core.types import SampleRequest
 from vime_vllm.options import VllmOptions
 from vime_vllm.rollout import VllmRollout, open_rollout
 
+settings.register_profile("vime", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("vime")
 CONTEXT_LENGTH = 256
 EOS = 2
 

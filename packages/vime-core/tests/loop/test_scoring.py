@@ -47,7 +47,7 @@ def moody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ("response", "limit_s", "code", "said"),
     [
         ("wrong", 120, "VIME-DATA-020", "KeyError: 'lost'"),
-        ("slow", 5, "VIME-DATA-021", "took longer than reward.timeout_s"),
+        ("slow", 1, "VIME-DATA-021", "took longer than reward.timeout_s"),
     ],
 )
 def test_a_reward_that_fails_in_a_run_is_named_with_its_distribution(
@@ -61,6 +61,7 @@ def test_a_reward_that_fails_in_a_run_is_named_with_its_distribution(
     assert (caught.value.exit_code, caught.value.code) == (3, code)
     for part in ("reward.name = 'moody' of moody-dist 2.1", "prompt 7, sample 1", said):
         assert part in caught.value.message
+    config, plugins = load_config([SMOKE], ["reward={name='moody', timeout_s=120}"])
     with pytest.raises(DataError) as tried:
         try_reward(config, plugins, prompt)
     assert (tried.value.exit_code, tried.value.code) == (2, "VIME-DATA-020")

@@ -71,9 +71,10 @@ def test_normalising_keeps_what_distinguishes() -> None:
     assert len({normalised(t) for t in ("New York", "Newyork", "new york city", "no")}) == 4
 
 
-@pytest.mark.parametrize("text", ["1," * 50_000, "9" * 100_000, "-" * 100_000, "<answer>" * 20_000, ".1" * 50_000])
+@pytest.mark.parametrize("text", ["1," * 250_000, "9" * 500_000, "-" * 500_000, "<answer>" * 100_000, ".1" * 250_000])
 def test_time_is_linear(text: str) -> None:
-    start = time.perf_counter()
+    """Of the processor, so that a busy one does not count: a fraction of a second, or else minutes."""
+    start = time.process_time()
     last_number(text)
     tagged(text)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 20
