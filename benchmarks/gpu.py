@@ -23,7 +23,9 @@ import contextlib
 import multiprocessing
 import os
 import random
+import signal
 import statistics
+import sys
 import tempfile
 import time
 import traceback
@@ -243,7 +245,7 @@ class Side:
         """End it; one that does not end by itself is terminated, since nothing may wait for it."""
         with contextlib.suppress(OSError):
             self.pipe.send(None)
-        self.process.join(timeout=30)
+        self.process.join(timeout=10)
         if self.process.is_alive():
             self.process.terminate()
             self.process.join()
@@ -334,6 +336,7 @@ def main() -> None:
     if unknown := set(names) - set(SIDES):
         parser.error(f"--sides: {', '.join(sorted(unknown))} is none of {', '.join(SIDES)}")
     measured: Measured = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     with tempfile.TemporaryDirectory() as folder:
         try:
             compare(arguments, names, Path(folder), measured)

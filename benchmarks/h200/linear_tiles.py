@@ -1,13 +1,13 @@
 """Which tile makes the one-chain linear fast, and does any tile change a bit?
 
     python linear_tiles.py [--small] [--large] [--linear own,auto]
-    python linear_tiles.py --provider [--linear own,auto] [--warm "0.5B"]
+    python linear_tiles.py [--provider] [--linear own,auto] [--warm "0.5B"]
 
 Every candidate is compared with the provider's own kernel on every M, then timed beside cuBLAS
 (torch's default). Small: M of decode, where the weight's bytes are the bound; large: M of prefill and training.
 
 ``--provider`` times no candidate, only what a run has under each ``alignment.linear`` named, side by side: their bits
-are compared, and "fastest" is what a choice among them for each shape would reach.
+are compared, and "fastest" is what a choice among them for each shape would reach. ``--warm`` alone times nothing.
 """
 
 from __future__ import annotations
@@ -240,10 +240,10 @@ def main() -> None:
             warm(names[-1], chosen.warm)
         if chosen.provider:
             timed_providers(names)
-            return
-        if chosen.small or not chosen.large:
+        both = not (chosen.small or chosen.large or chosen.provider or chosen.warm)
+        if chosen.small or both:
             timed_candidates(large=False, linear=names[0])
-        if chosen.large or not chosen.small:
+        if chosen.large or both:
             timed_candidates(large=True, linear=names[0])
 
 
