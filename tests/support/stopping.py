@@ -6,6 +6,8 @@ thread of a library.
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -103,6 +105,20 @@ def _killer(kill_at: int, points: list[tuple[str, str]]) -> Observer:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return observe
+
+
+def run_on_a_full_disk(record: Path, cache: Path, first: int, last: int) -> None:
+    """A run whose writes find no space from write point number ``first`` to number ``last``."""
+    settings = [*SMALL, f"run.cache='{cache}'", f"run.output='{record}'"]
+    config, plugins = load_config([ROOT / "configs" / "smoke.toml"], settings)
+    numbers = itertools.count(1)
+
+    def observe(point: str, path: Path) -> None:
+        if first <= next(numbers) <= last:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with observed(observe):
+        execute(config, plugins)
 
 
 def run_that_resumes_itself(record: Path, cache: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -382,3 +383,22 @@ def test_who_misses_a_plugin_hears_what_leaves_plugins_out() -> None:
         with pytest.raises(PluginError, match="no such") as caught:
             load_config([smoke], [override])
         assert f"plugins.{said} leaves" in caught.value.remedy
+
+
+UNREADABLE = os.fsdecode(b"a\xff b")
+
+
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        ("run.output", {"run": {"output": UNREADABLE}}),
+        ("run.sinks", {"run": {"sinks": ["jsonl", UNREADABLE]}}),
+        ("plugins.modules", {"plugins": {"modules": [UNREADABLE]}}),
+        ("model.random-qwen2.seed", {"model": {"source": "random-qwen2", "random-qwen2": {"seed": UNREADABLE}}}),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_by_key(key: str, table: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = .*no UTF-8") as caught:
+        load_config([], [], table)
+    assert caught.value.code == "VIME-CONFIG-007"
+    str(caught.value).encode()

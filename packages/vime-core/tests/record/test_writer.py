@@ -307,8 +307,8 @@ def test_a_full_disk_still_takes_the_status(tmp_path: Path, monkeypatch: pytest.
 def test_a_signal_waits_until_the_step_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal comes when the step's line is on disk and the writer has not counted it."""
 
-    def append_and_interrupt(path: Path, data: bytes) -> None:
-        append_whole(path, data)
+    def append_and_interrupt(path: Path, data: bytes, size: int) -> None:
+        append_whole(path, data, size)
         interrupt(signal.SIGTERM)
 
     append_whole = writer_module.append_whole

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -29,6 +29,12 @@ def validated(
     Raises:
         ConfigError: a key is unknown or missing, or a value is none of those that it takes.
     """
+    for path, value in _undecodable(table, prefix):
+        raise ConfigError(
+            f"{path} = {value!r}: it holds bytes that are no UTF-8, which no record can hold",
+            remedy=f"Give another {path}; a file or directory can be renamed.",
+            code="VIME-CONFIG-007",
+        )
     try:
         # As JSON, strictly: lists may be tuples and strings paths, but true is no 1 and "3" no number.
         return model.model_validate_json(json.dumps(table, default=_refuse_date), strict=True)
@@ -59,6 +65,19 @@ def fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[s
 def write_as_table(path: str) -> str:
     """The remedy where something else stands in the place of a table."""
     return f"Write {path} as a table: [{path}] in the file, or --set {path}.KEY=VALUE."
+
+
+def _undecodable(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Strings that came from bytes of the command line which are no text, by their keys."""
+    if isinstance(value, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            yield path, value
+    elif isinstance(value, Mapping):
+        for key, one in cast("Mapping[str, object]", value).items():
+            yield from _undecodable(one, f"{path}.{key}" if path else key)
+    elif isinstance(value, Sequence):
+        for one in cast("Sequence[object]", value):
+            yield from _undecodable(one, path)
 
 
 def _refuse_date(value: object) -> str:

@@ -15,7 +15,9 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vime_core.backends import Trainer
-from vime_core.errors import RecordError
+from vime_core.errors import RecordError, VimeError
+from vime_core.plugins.foreign import describe_foreign
+from vime_core.record.files import explained, free_bytes, make_folder, sync_directory
 from vime_core.record.layout import CHECKPOINTS, STATE
 from vime_core.record.points import reached
 
@@ -74,21 +76,49 @@ def last_checkpoint(record: Path) -> Path | None:
 
 
 def write_checkpoint(trainer: Trainer, record: Path, state: LoopState) -> Path:
-    """Write trainer state and loop state, then give the directory its name: a half-written one never has it."""
+    """Write trainer state and loop state, then give the directory its name: a half-written one never has it.
+
+    Raises:
+        RecordError: it cannot be written; nothing of it is left, and earlier checkpoints are as they were.
+    """
     final = checkpoint_directory(record, state.next_step)
     partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    with explained(final):
+        make_folder(final.parent)
+        try:
+            _write_partial(trainer, partial, state)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # the record's last files may need the room
+            raise
+        partial.rename(final)
+        reached("renamed", final)
+        sync_directory(final.parent)
+    return final
+
+
+def _write_partial(trainer: Trainer, partial: Path, state: LoopState) -> None:
     (partial / TRAINER).mkdir(parents=True)
     reached("created", partial)
-    trainer.save(partial / TRAINER)
+    _save(trainer, partial / TRAINER)
     reached("saved", partial / TRAINER)
     _write_state(partial, state)
     _sync_tree(partial)
     reached("synced", partial)
-    partial.rename(final)
-    reached("renamed", final)
-    _sync(final.parent)
-    return final
+
+
+def _save(trainer: Trainer, directory: Path) -> None:
+    try:
+        trainer.save(directory)
+    except (OSError, VimeError):
+        raise
+    except Exception as error:  # a library's own of a full disk, mostly
+        raise RecordError(
+            f"the trainer cannot save to {str(directory)!r}: {describe_foreign(error)};"
+            f" {free_bytes(directory)} bytes are free there",
+            remedy="Free space where that is missing; else report it to the authors of the trainer's plugin.",
+            code="VIME-RECORD-061",
+        ) from error
 
 
 def read_checkpoint(directory: Path) -> LoopState:

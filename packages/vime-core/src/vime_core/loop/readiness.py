@@ -34,7 +34,8 @@ def output(run: Preparation) -> Iterator[Finding]:
     try:
         refuse_unwritable(place)
     except RecordError as error:
-        said = f"run.output = {str(place)!r}: {error.message}"
+        named = f"run.output = {str(place)!r}"
+        said = error.message if error.message.startswith(named) else f"{named}: {error.message}"
         raise RecordError(said, remedy=error.remedy, code=error.code) from error
     yield from ()
 

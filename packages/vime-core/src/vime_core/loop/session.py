@@ -119,6 +119,7 @@ def _writer(
     began = resumption.record.manifest.config
     return RecordWriter.resume(
         config.run.output,
+        found=resumption.record,
         replace_from=None if policy.repeats else resumption.next_step,
         config=with_changeable(began, resolved_table(config)),
     )

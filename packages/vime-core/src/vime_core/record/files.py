@@ -24,11 +24,15 @@ UNFINISHED: Final = ".unfinished"
 def refuse_existing(directory: Path) -> None:
     """Raise RecordError when there is something where a record is to be written."""
     if directory.exists() or directory.is_symlink():
-        raise RecordError(
-            f"run.output = {str(directory)!r} exists already, and a record is never overwritten",
-            remedy="Choose another run.output, or move the old record away.",
-            code="VIME-RECORD-001",
-        )
+        raise _exists(directory)
+
+
+def _exists(directory: Path) -> RecordError:
+    return RecordError(
+        f"run.output = {str(directory)!r} exists already, and a record is never overwritten",
+        remedy="Choose another run.output, or move the old record away.",
+        code="VIME-RECORD-001",
+    )
 
 
 def refuse_unwritable(directory: Path) -> None:
@@ -45,12 +49,19 @@ def refuse_unwritable(directory: Path) -> None:
 
 def create_directory(directory: Path) -> None:
     """Make a directory that must not exist, with its parents."""
-    refuse_existing(directory)
     with explained(directory):
+        refuse_existing(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir()
-        reached("created", directory)
-        sync_directory(directory.parent)
+        try:
+            directory.mkdir()
+        except FileExistsError as error:  # by another process, since it was looked at
+            raise _exists(directory) from error
+        try:
+            reached("created", directory)
+            sync_directory(directory.parent)
+        except BaseException:
+            directory.rmdir()
+            raise
 
 
 def make_folder(folder: Path) -> None:
@@ -67,7 +78,10 @@ def write_whole(path: Path, data: bytes) -> None:
     with explained(path):
         try:
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            _write_and_close(descriptor, data, unfinished)
+            try:
+                _write_and_sync(descriptor, data, unfinished)
+            finally:
+                os.close(descriptor)
             os.replace(unfinished, path)
             reached("renamed", path)
             sync_directory(path.parent)
@@ -76,18 +90,23 @@ def write_whole(path: Path, data: bytes) -> None:
             raise
 
 
-def append_whole(path: Path, data: bytes) -> None:
-    """Append to a file; when that fails, cut it back to what it held before."""
+def append_whole(path: Path, data: bytes, size: int | None = None) -> None:
+    """Append to a file, which must have its ``size`` where that is known; when it fails, cut it back to that."""
     with explained(path):
-        before = path.stat().st_size if path.exists() else 0
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            _write_and_close(descriptor, data, path)
-        except BaseException:
-            os.truncate(path, before)
-            raise
-        if before == 0:
-            sync_directory(path.parent)
+            before = os.fstat(descriptor).st_size
+            if size not in (None, before):
+                raise OSError(errno.ESTALE, f"it has {before} bytes, and the run wrote {size}; somebody changed it")
+            try:
+                _write_and_sync(descriptor, data, path)
+                if before == 0:
+                    sync_directory(path.parent)
+            except BaseException:
+                os.ftruncate(descriptor, before)
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def cut_file(path: Path, size: int) -> None:
@@ -104,8 +123,15 @@ def cut_file(path: Path, size: int) -> None:
 
 def remove_unfinished(directory: Path) -> None:
     """Remove what a process that was killed within `write_whole` left in a directory."""
-    for path in directory.glob(f".*{UNFINISHED}"):
-        path.unlink()
+    with explained(directory):
+        for path in directory.glob(f".*{UNFINISHED}"):
+            path.unlink()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with explained(path):
+        path.unlink(missing_ok=True)
 
 
 def reserve(path: Path, size: int) -> None:
@@ -118,17 +144,14 @@ def reserve(path: Path, size: int) -> None:
             os.close(descriptor)
 
 
-def _write_and_close(descriptor: int, data: bytes, path: Path) -> None:
+def _write_and_sync(descriptor: int, data: bytes, path: Path) -> None:
     """Write in two halves: each is a write point, so that a test can leave half a file behind."""
-    try:
-        reached("opened", path)
-        middle = len(data) // 2
-        for part in (data[:middle], data[middle:]):
-            _write(descriptor, part)
-            reached("written", path)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    reached("opened", path)
+    middle = len(data) // 2
+    for part in (data[:middle], data[middle:]):
+        _write(descriptor, part)
+        reached("written", path)
+    os.fsync(descriptor)
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -154,7 +177,7 @@ def explained(path: Path) -> Generator[None, None, None]:
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise RecordError(
-                f"no space to write {str(path)!r}: {_free_bytes(path)} bytes are free there",
+                f"no space to write {str(path)!r}: {free_bytes(path)} bytes are free there",
                 remedy="Free space, or choose a run.output on a larger disk; the steps recorded so far are whole.",
                 code="VIME-RECORD-002",
             ) from error
@@ -165,6 +188,7 @@ def explained(path: Path) -> Generator[None, None, None]:
         ) from error
 
 
-def _free_bytes(path: Path) -> int:
+def free_bytes(path: Path) -> int:
+    """Bytes that are free where a path lies or would lie."""
     existing = next((parent for parent in path.parents if parent.exists()), Path("/"))
     return shutil.disk_usage(existing).free

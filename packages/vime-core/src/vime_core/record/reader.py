@@ -53,8 +53,7 @@ class RunRecord:
             RecordError: the directory is no record, is damaged, or was written in another format.
         """
         path = directory / MANIFEST
-        if not path.is_file():
-            what = f"it has no {MANIFEST}" if directory.is_dir() else "it is no directory"
+        if what := _no_record(directory):
             raise RecordError(
                 f"{str(directory)!r} is not a run record: {what}",
                 remedy="Name the directory that `vime run` wrote (run.output).",
@@ -160,6 +159,19 @@ class RunRecord:
     def _step_bytes(self) -> bytes:
         path = self.directory / STEPS
         return _read(path) if path.exists() else b""
+
+
+def _no_record(directory: Path) -> str:
+    """Why there is no record, in words; empty where there may be one."""
+    try:
+        str(directory).encode()
+        if (directory / MANIFEST).is_file():
+            return ""
+        return f"it has no {MANIFEST}" if directory.is_dir() else "it is no directory"
+    except UnicodeEncodeError:
+        return "its path is no UTF-8; rename it"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _read(path: Path) -> bytes:

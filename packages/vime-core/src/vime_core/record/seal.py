@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from vime_core.record.digest import merkle_root
-from vime_core.record.files import write_whole
+from vime_core.record.files import explained, write_whole
 from vime_core.record.layout import FOLDERS, MANIFEST, SEAL, TOP_FILES
 from vime_core.record.schema import FORMAT, Seal
 from vime_core.record.strict_json import parse
@@ -47,7 +47,8 @@ def write_seal(directory: Path, manifest: bytes) -> str:
     Raises:
         RecordError: it cannot be written.
     """
-    files = {name: _digest(directory / name) for name in sealed_files(directory)}
+    with explained(directory):
+        files = {name: _digest(directory / name) for name in sealed_files(directory)}
     files[MANIFEST] = blake3(manifest).hexdigest()
     seal = Seal(format=FORMAT, files=files, digest=merkle_root(files))
     write_whole(directory / SEAL, seal.model_dump_json(indent=2).encode() + b"\n")

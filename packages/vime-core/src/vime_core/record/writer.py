@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from vime_core.record.files import (
     cut_file,
     make_folder,
     refuse_existing,
+    remove,
     remove_unfinished,
     reserve,
     write_whole,
@@ -63,7 +65,7 @@ class RecordWriter:
         self._recorded: dict[int, StepEntry] = {}
         self._replaced: tuple[tuple[StepEntry, bytes], ...] = ()
         self._next_step: int | None = None
-        self._count = 0
+        self._count = self._size = 0
         self._lines = blake3()
         self._digests: dict[int, str] = {}
 
@@ -79,34 +81,44 @@ class RecordWriter:
             RecordError: the directory exists, or it cannot be written.
         """
         create_directory(directory)
-        create_directory(directory / SAMPLES)
-        writer = cls(directory, manifest)
-        writer.update_manifest(run_id=manifest.run_id or secrets.token_hex(16))
+        try:
+            create_directory(directory / SAMPLES)
+            writer = cls(directory, manifest)
+            writer.update_manifest(run_id=manifest.run_id or secrets.token_hex(16))
+        except RecordError:  # what is no record yet does not stand in the way of the next one
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         return writer
 
     @classmethod
-    def resume(cls, directory: Path, *, replace_from: int | None = None, **changes: Any) -> Self:
+    def resume(
+        cls, directory: Path, *, found: RunRecord | None = None, replace_from: int | None = None, **changes: Any
+    ) -> Self:
         """Go on with the record of a run that was stopped: whatever it left half-written is removed.
 
         Steps that it finished stay. Writing one of them again compares it with what is recorded.
 
         Args:
             directory: the record.
+            found: it as it was when the place to go on from was chosen; None: that was not before now.
             replace_from: do steps from this one on anew: the first one that is written takes the place of them all.
             changes: fields of the manifest.
 
         Raises:
-            RecordError: it is no record, is damaged, or a process still writes it.
+            RecordError: it is no record, is damaged, cannot be written, a process still writes it, or one has since it
+                was ``found``.
         """
         writer = cls(directory, RunRecord.open(directory).manifest)
-        (directory / SAMPLES).mkdir(exist_ok=True)
+        if found is not None:
+            _require_unchanged(found)
+        make_folder(directory / SAMPLES)
         for place in (directory, directory / SAMPLES, directory / EVALUATION):
             remove_unfinished(place)
         record = RunRecord.open(directory)
         lines = record.step_lines
         settle(directory, record.steps[-1].step if lines else -1, lines[-1] if lines else b"")
         writer.update_manifest(status="running", error="", steps=0, steps_digest="", **changes)
-        (directory / SEAL).unlink(missing_ok=True)
+        remove(directory / SEAL)
         writer._take_up(record, replace_from)
         return writer
 
@@ -122,19 +134,21 @@ class RecordWriter:
             self._replaced, self._next_step = written, replace_from
 
     def _count_lines(self, written: Sequence[tuple[StepEntry, bytes]]) -> None:
-        self._lines, self._count, self._digests = blake3(), 0, {}
+        self._lines, self._count, self._size, self._digests = blake3(), 0, 0, {}
         for entry, line in written:
             self._count_line(entry, line)
 
     def _count_line(self, entry: StepEntry, line: bytes) -> None:
         self._lines.update(line)
         self._count += 1
+        self._size += len(line)
         self._next_step = entry.step + 1
         self._digests[self._next_step] = self._lines.hexdigest()
         self.last_weights_root = entry.weights_root
 
     def update_manifest(self, **changes: Any) -> None:
         """Replace fields of the manifest. Raises RecordError when it cannot be written; the old one then stands."""
+        self._lock.require_place()
         changed = self._changed(changes)
         data = _manifest_bytes(changed)
         write_whole(self.directory / MANIFEST, data)
@@ -183,6 +197,7 @@ class RecordWriter:
         findings = [*entry_findings(entry, columns), *evaluation_findings(entry, evaluated)]
         if findings:
             raise _misuse(f"step {entry.step}: {findings[0]}", "Digest exactly what is handed over for recording.")
+        self._lock.require_place()
         line = entry.model_dump_json().encode() + b"\n"
         files = {samples_path(self.directory, entry.step): to_parquet(columns)}
         if evaluated:
@@ -202,7 +217,7 @@ class RecordWriter:
                 write_whole(path, data)
             if taps:
                 write_taps(taps_folder(self.directory, entry.step), taps)
-            append_whole(self.directory / STEPS, line)
+            append_whole(self.directory / STEPS, line, self._size)
         self._count_line(entry, line)
         if replaced:
             settle(self.directory, entry.step, line)
@@ -210,9 +225,10 @@ class RecordWriter:
     def finish(self, status: Status, error: str = "") -> None:
         """Seal the record and close it as ``complete``, ``failed`` or ``interrupted``; nothing can be written after."""
         self._require_running()
+        self._lock.require_place()
         end = {"status": status, "error": error, "steps": self._count, "steps_digest": self._lines.hexdigest()}
         with uninterrupted():
-            (self.directory / RESERVE).unlink(missing_ok=True)
+            remove(self.directory / RESERVE)
             write_seal(self.directory, _manifest_bytes(self._changed(end)))
             self.update_manifest(**end)
 
@@ -253,9 +269,13 @@ class RecordWriter:
         kept = f"{self._count} steps are kept in {str(self.directory)!r}"
         try:
             self.finish(status, f"{type(error).__name__}: {error}")
-            error.add_note(f"{kept}, with status {status!r}")
+            note = f"{kept}, with status {status!r}"
         except VimeError as second:
-            error.add_note(f"{kept}, and the record's status could not be written: {second.message}")
+            note = f"{kept}, and the record's status could not be written: {second.message}"
+            if not self._lock.in_place():
+                note = f"the record, of {self._count} steps, is no longer at {str(self.directory)!r}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
     def _require_running(self) -> None:
         if self.manifest.status != "running":
@@ -268,6 +288,16 @@ class RecordWriter:
             raise _misuse(
                 f"step {entry.step} comes where step {self._next_step} belongs", "Record every step, in order."
             )
+
+
+def _require_unchanged(found: RunRecord) -> None:
+    now = RunRecord.open(found.directory)
+    if (now.manifest, now.step_lines) != (found.manifest, found.step_lines):
+        raise RecordError(
+            f"the record {str(found.directory)!r} was resumed by another process while this one prepared to",
+            remedy="Look at how that ended; then resume again.",
+            code="VIME-RECORD-060",
+        )
 
 
 def _manifest_bytes(manifest: Manifest) -> bytes:

@@ -8,28 +8,24 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from vime_core.record.files import write_whole
+from vime_core.record.files import append_whole, write_whole
 
 
 class JsonlSink:
-    """Appends one JSON object a step."""
+    """Appends one JSON object a step, whole or not at all. Raises RecordError when it cannot be written."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._stream = file.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._stream.write(json.dumps({"step": step, **metrics}) + "\n")
-        self._stream.flush()
+        append_whole(self._file, json.dumps({"step": step, **metrics}).encode() + b"\n")
 
     def rewind(self, step: int) -> None:
-        self._stream.close()
-        lines = self._file.read_bytes().splitlines(keepends=True)
+        lines = self._file.read_bytes().splitlines(keepends=True) if self._file.exists() else []
         write_whole(self._file, b"".join(line for line in lines if line.endswith(b"\n") and _step(line) < step))
-        self._stream = self._file.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        self._stream.close()
+        """Nothing is held."""
 
 
 def _step(line: bytes) -> int:
