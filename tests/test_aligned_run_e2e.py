@@ -22,7 +22,7 @@ def test_every_step_of_a_run_is_aligned(tmp_path: Path) -> None:
     sets = [f"run.steps={STEPS}", "sampling.top_p=0.9", "sampling.top_k=40", "algorithm.old_log_probs='rollout'"]
     sets += EVALUATION
     options = [option for one in sets for option in ("--set", one)]
-    ran = vime("run", ROOT / "configs" / "aligned-smoke.toml", "--output", record, *options, timeout=900)
+    ran = vime("run", ROOT / "configs" / "aligned-smoke.toml", "--output", record, *options)
     no_traceback(ran)
     assert ran.code == 0, ran.text
     lines = [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
@@ -46,7 +46,7 @@ def test_samples_of_later_optimizer_steps_are_compared_too(tmp_path: Path) -> No
     )
     options = [option for one in sets for option in ("--set", one)]
     record = tmp_path / "record"
-    ran = vime("run", ROOT / "configs" / "aligned-smoke.toml", "--output", record, *options, timeout=300)
+    ran = vime("run", ROOT / "configs" / "aligned-smoke.toml", "--output", record, *options)
     no_traceback(ran)
     assert ran.code == 1, ran.text
     assert "VIME-ALIGN-005: contract dense/v1 does not hold in step 1" in ran.text
@@ -63,7 +63,7 @@ def test_evaluations_are_held_to_the_contract_too(
     monkeypatch.setenv("VIME_TEST_FAULT", fault)
     sets = [*EVALUATION[1:], "evaluation.every=1", "plugins.modules=['wrong_evaluation']"]
     options = [option for one in sets for option in ("--set", one)]
-    ran = vime("run", ROOT / "configs" / "aligned-smoke.toml", "--output", tmp_path / "record", *options, timeout=300)
+    ran = vime("run", ROOT / "configs" / "aligned-smoke.toml", "--output", tmp_path / "record", *options)
     no_traceback(ran)
     assert ran.code == 1, ran.text
     assert "contract dense/v1 does not hold in the evaluation before step 1" in ran.text

@@ -71,7 +71,7 @@ def shell(script: str, place: Path) -> subprocess.CompletedProcess[str]:
     }
     script = script.replace('"${MODEL_ARGS[@]}"', "")  # these are the real model's; see the test of the converter
     return subprocess.run(
-        ["bash", "-euc", script], cwd=place, env=variables, capture_output=True, text=True, timeout=400
+        ["bash", "-euc", script], cwd=place, env=variables, capture_output=True, text=True, timeout=900
     )
 
 

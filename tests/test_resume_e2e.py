@@ -28,7 +28,7 @@ def test_eight_steps_are_three_a_kill_and_five(smoke: Path, tmp_path: Path) -> N
 def test_a_forgotten_scheduler_does_not_hold(smoke: Path, tmp_path: Path) -> None:
     directory = tmp_path / "records"
     ran = vime(
-        *("verify", "resume", smoke, "--directory", directory, "--steps", "3", "--kill-after", "1", *SETS),
+        *("verify", "resume", smoke, "--directory", directory, "--steps", "8", "--kill-after", "1", *SETS),
         env={"VIME_TEST_FORGET": "1"},
     )
     no_traceback(ran)

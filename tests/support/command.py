@@ -31,7 +31,7 @@ class Ran:
         return self.out + self.err
 
 
-def vime(*arguments: str | Path, env: dict[str, str] | None = None, timeout: float = 300) -> Ran:
+def vime(*arguments: str | Path, env: dict[str, str] | None = None, timeout: float = 900) -> Ran:
     """Run ``vime`` in a fresh process, with the plugins of the tests importable."""
     variables = {**os.environ, "PYTHONPATH": str(PLUGINS), "OMP_NUM_THREADS": "1", **(env or {})}
     command = [sys.executable, "-m", "vime_cli", *map(str, arguments)]

@@ -36,7 +36,7 @@ def run_ranks(task: str, world: int, tensor_parallel: int, model: Path, place: P
         )
         for rank in range(world)
     ]
-    said = [process.communicate(timeout=300)[0] for process in started]
+    said = [process.communicate(timeout=900)[0] for process in started]
     assert [process.returncode for process in started] == [0] * world
     return [json.loads(text.splitlines()[-1]) for text in said]
 

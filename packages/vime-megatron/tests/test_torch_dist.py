@@ -239,7 +239,7 @@ def by_ranks(source: Path, output: Path, ranks: int, *flags: str) -> subprocess.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += [str(TOOL), "--hf-checkpoint", str(source), "--save", str(output), *flags]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
 
 

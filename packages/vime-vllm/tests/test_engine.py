@@ -253,6 +253,13 @@ def test_paused_admission_fixes_the_schedule_whatever_the_delays(
         again, same_steps = scheduled(rollout, requests)
         assert same_steps == steps
         assert same(again, completions)
+
+    def after_the_first_step(*args: Any) -> None:
+        enqueue(*args)
+        while rollout.call("vime_vllm.testing:schedule") == [[]]:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(compat, "enqueue", after_the_first_step)
     monkeypatch.setattr(rollout, "_paused_admission", False)
     _, other_steps = scheduled(rollout, requests)
     assert other_steps != steps, "without the pause the delays must show, or this test proves nothing"

@@ -26,7 +26,7 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(guard: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(HERE / "guarded_cases.py"), *arguments]
     environment = {**os.environ, "LD_PRELOAD": str(guard), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
 
 
 def test_operands_results_and_scratch_end_at_protected_pages(guard: Path) -> None:

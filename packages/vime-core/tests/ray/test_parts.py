@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vime_core.backends import Ranks, TrainerContext
 from vime_core.errors import BackendError, ConfigError, ContractViolation, NotFinite, PolicyError, VimeError
 from vime_core.ray.cluster import Demand, require_room
 from vime_core.ray.crew import Crew, Member, agreed, how_it_ended
-from vime_core.ray.hosts import Place
+from vime_core.ray.hosts import Place, TrainerHost
 from vime_core.ray.rollout import RayRollout
 from vime_core.ray.tensors import RemoteTensors, chunks, pack, unpack
 from vime_core.record.digest import digest_tensors
@@ -38,6 +41,26 @@ def test_a_tensor_keeps_its_bits_on_the_way(dtype: torch.dtype, shape: list[int]
     assert (name, back.dtype) == ("w", dtype)
     sent = tensor.T.contiguous() if len(shape) == 2 else tensor
     assert digest_tensors([("w", back)]) == digest_tensors([("w", sent)])
+
+
+def test_the_port_where_ranks_will_meet_is_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    monkeypatch.setattr("vime_core.ray.hosts.ray", lambda: SimpleNamespace(util=here))
+    monkeypatch.setattr(
+        "vime_core.ray.hosts.load_attribute", lambda *_: lambda context: meet(context.ranks.init_method)
+    )
+
+    def meet(address: str) -> torch.distributed.TCPStore:
+        host, port = address.removeprefix("tcp://").split(":")
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", int(port)))
+        return torch.distributed.TCPStore(host, int(port), 1, is_master=True)
+
+    first = TrainerHost()
+    ranks = Ranks(0, 2, 0, first.free_address())
+    first.open("", "", TrainerContext(*[None] * 4), ranks)  # pyright: ignore
+    first._held.set("met", "yes")
+    assert first._held.get("met") == b"yes"
 
 
 def test_chunks_hold_every_tensor_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

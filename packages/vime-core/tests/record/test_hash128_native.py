@@ -106,6 +106,6 @@ def test_concurrent_first_builds(tmp_path: Path) -> None:
         "print(digest.implementation(), digest.bytes_hash(np.arange(100_003, dtype=np.uint32).astype(np.uint8)).hex())"
     )
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    values = {process.communicate(timeout=120)[0].strip() for process in running}
+    values = {process.communicate(timeout=900)[0].strip() for process in running}
     assert values == {f"c {reference_hash(DATA).hex()}"}
     assert [path.suffix for path in libraries(tmp_path)] == [".so"]

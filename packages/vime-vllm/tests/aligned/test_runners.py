@@ -75,7 +75,7 @@ def answers(
     for runner, file in files.items():
         command = [sys.executable, str(SUPPORT / "aligned_answers.py"), str(file)]
         environment = {**os.environ, **settings[runner]}
-        done = subprocess.run(command, input=given, env=environment, capture_output=True, timeout=300, check=False)
+        done = subprocess.run(command, input=given, env=environment, capture_output=True, timeout=900, check=False)
         assert done.returncode == 0, done.stderr.decode()[-3000:]
     return {runner: pickle.loads(file.read_bytes()) for runner, file in files.items()}
 

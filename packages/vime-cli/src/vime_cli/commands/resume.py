@@ -23,7 +23,7 @@ from vime_core.errors import BackendError, ConfigError
 if TYPE_CHECKING:
     from vime_core.verify.verdict import Verdict
 
-POLL_S: Final = 0.05
+POLL_S: Final = 0.01
 STEPS: Final = 8
 KILL_AFTER: Final = 3
 

@@ -78,20 +78,22 @@ class TrainerHost(Host):
         self._first = True
         self._chunks: Iterator[list[Packed]] = iter(())
         self._kept: list[tuple[str, Any]] = []
+        self._port = socket.socket()
 
     def free_address(self) -> str:
-        """Where ranks can meet: this node, and a port that is free now."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{ray().util.get_node_ip_address()}:{probe.getsockname()[1]}"
+        """Where ranks can meet: this node, and a port that nobody else is given until `open` has ended."""
+        # Bound by two that both reuse addresses, neither of which listens: the ranks' store can have it, no other.
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("", 0))
+        return f"tcp://{ray().util.get_node_ip_address()}:{self._port.getsockname()[1]}"
 
     def open(self, target: str, name: str, context: TrainerContext, ranks: Ranks) -> tuple[bool, bool, bool]:
         """Build the trainer; says whether it can keep a reference, whether verdicts can look into it, and whether it
         gives the entropy.
         """
         self._first = ranks.rank == 0
-        self._held = load_attribute(target, name)(replace(context, ranks=ranks))
-        held = self._held
+        with self._port:
+            held = self._held = load_attribute(target, name)(replace(context, ranks=ranks))
         return isinstance(held, ReferenceTrainer), isinstance(held, AlignedTrainer), isinstance(held, EntropyTrainer)
 
     def result(self, method: str, *args: Any) -> Any:

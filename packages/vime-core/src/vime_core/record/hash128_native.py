@@ -41,7 +41,7 @@ def native() -> Native:
     """Build (once a machine), load and test the C implementation."""
     try:
         return Native(_tested(load(_build())))
-    except (UnavailableError, OSError) as error:
+    except (UnavailableError, OSError, subprocess.TimeoutExpired) as error:
         return Native(None, str(error))
 
 
