@@ -188,6 +188,19 @@ def test_extreme_numbers(dtype: torch.dtype) -> None:
     agree(lambda ops: ops.log_softmax(x.clamp(-80, 80)))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_beyond_the_largest_number_are_infinite(dtype: torch.dtype) -> None:
+    """Infinite before the rounding, or by it: the largest fp32 is nearer to the infinity of bf16."""
+    largest = torch.tensor(torch.finfo(dtype).max).to(dtype)
+    gate_up = torch.stack([torch.full((20,), 40.0, dtype=dtype), -largest.expand(20)], -1)
+    x, weight = torch.full((3, 40), 1e30, dtype=dtype), torch.full((9, 40), 1e30, dtype=dtype)
+    assert bool(cpu().linear(x, weight).isposinf().all())
+    assert bool(cpu().swiglu(gate_up).isneginf().all())
+    agree(lambda ops: (ops.linear(x, weight), ops.swiglu(gate_up)))
+    beside = torch.tensor([[largest.item()]], dtype=dtype)
+    agree(lambda ops: ops.linear(beside, torch.tensor([[1.00390625]]).to(dtype)))
+
+
 def test_the_callers_denormal_mode_changes_nothing() -> None:
     x, weight = normal(0, 5, 33, scale=1e-19), normal(1, 9, 33, scale=1e-19)
     before = cpu().linear(x, weight)

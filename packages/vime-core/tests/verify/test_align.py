@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vime_core.types import SampleRequest
+from vime_core.types import Drawn, SampleRequest
 from vime_core.verify.align import Findings, Phase, align_verdict
 from vime_core.verify.layers import TapComparison, TapDifference, TapSummary
 from vime_core.verify.matching import Scored
+from vime_core.verify.spread import spread
 
 REQUESTS = tuple(
     SampleRequest(prompt, sample, (1, prompt), seed=10 * prompt + sample, max_tokens=8)
@@ -141,6 +142,22 @@ def test_faults_of_pairing_do_not_hold(name: str) -> None:
     assert place.split(",")[0] in verdict.sentence
 
 
+def test_a_fault_of_the_last_comparison_does_not_hold() -> None:
+    assert (
+        align_verdict(phases(version=2, trainer=rows(2)[1:])).first
+        == "weight version 2, missing sample, prompt 0, sample 0"
+    )
+
+
+def test_one_token_that_is_not_drawn_again_does_not_hold() -> None:
+    again = {one.key: Drawn(one.tokens, one.log_probs) for one in rows(2)}
+    assert align_verdict(phases(version=2, drawn=again)).exit_code == 0
+    other = replace(again[0, 0], tokens=(0, 1, 9))
+    verdict = align_verdict(phases(version=2, drawn={**again, (0, 0): other}))
+    assert (verdict.exit_code, verdict.unequal) == (1, 1)
+    assert verdict.first == "weight version 2, prompt 0, sample 0, token 2"
+
+
 def test_a_weight_that_was_not_updated_is_named() -> None:
     verdict = align_verdict(phases(unequal_weights=("mlp.weight",)))
     assert verdict.exit_code == 1
@@ -184,6 +201,10 @@ def test_what_proves_nothing_is_not_checked(name: str) -> None:
     assert words in verdict.sentence
 
 
+def test_a_spread_that_is_no_number_shows_nothing() -> None:
+    assert spread([np.array([-1, np.nan, -2], dtype=np.float32)]).near_constant
+
+
 def test_a_difference_between_constants_is_still_a_difference() -> None:
     verdict = align_verdict(phases(**{**same(constant(1)), "trainer": rows(1)}))
     assert verdict.exit_code == 1
@@ -209,6 +230,11 @@ def test_unequal_taps_under_equal_log_probs_do_not_hold() -> None:
     assert "layer 1, swiglu, position 5, element 2" in verdict.sentence
     assert "every tap before it is equal" in verdict.sentence
     assert (verdict.unequal, verdict.largest_ulps) == (3, 24)
+
+
+def test_unequal_taps_of_the_last_sample_do_not_hold() -> None:
+    both = replace(taps(0), taps=(*taps(0).taps, *taps(3).taps))
+    assert align_verdict(phases(), both).exit_code == 1
 
 
 def test_taps_of_one_side_do_not_hold() -> None:

@@ -96,6 +96,15 @@ def test_one_ulp_in_a_weight_of_the_engine() -> None:
     assert verdict.first == "weight version 0, weight 'mix.weight'"
 
 
+@pytest.mark.parametrize("change", [{"mix.weight": None}, {"extra.weight": "00"}], ids=["lacks one", "has one more"])
+def test_an_engine_with_other_weights(change: dict[str, str | None]) -> None:
+    sides = make_sides()
+    honest = sides.rollout.weight_digests
+    sides.rollout.weight_digests = lambda: {k: v for k, v in {**honest(), **change}.items() if v is not None}
+    verdict = run(sides)
+    assert (verdict.exit_code, verdict.first) == (1, f"weight version 0, weight {next(iter(change))!r}")
+
+
 @pytest.mark.parametrize("lies", [False, True])
 def test_one_tensor_that_is_not_updated(lies: bool) -> None:
     """Named by its digest; and where the digests lie, the log-probs still tell."""

@@ -126,6 +126,12 @@ def test_what_was_not_tried_is_not_checked() -> None:
     assert "in chunks (nothing was compared)" in without_reason.sentence
 
 
+def test_empty_answers_try_nothing() -> None:
+    none = Answer((), answer(0).log_probs[:0])
+    trials = [replace(t, alone=none, answer=none) if t.circumstance == "in chunks" else t for t in TRIALS]
+    assert batch_verdict(Collected(tuple(trials))).first == "in chunks"
+
+
 def test_what_never_happens_is_said() -> None:
     trials = tuple(one for one in TRIALS if one.circumstance != "in chunks")
     verdict = batch_verdict(Collected(trials, never_happens={"in chunks": "chunked_prefill = False"}))

@@ -32,6 +32,8 @@ def test_equal_tokens_from_equal_sets() -> None:
     [
         (drawn((5, 8, 3), KEPT), 1, "returned token 9, where the request's seed draws token 8"),
         (drawn((5, 9, 3), KeptTokens((1, 2, 3, 4), (2, 0, 2))), 0, "drew from 3 tokens (1, 2, 5), where"),
+        (drawn((5, 9, 3), KeptTokens((1, 2, 5, 6, 3, 4), (4, 0, 2))), 0, "drew from 3 tokens (1, 2, 5), where"),
+        (drawn((5, 9, 3), KeptTokens((1, 2, 6, 3, 4), (3, 0, 2))), 0, "top-k and top-p leave 3 tokens (1, 2, 6)"),
         (drawn((5, 9, 3)), 0, "where top-k and top-p leave all tokens"),
         (drawn((5, 9), KEPT), 2, "the trainer did not draw it again"),
     ],

@@ -103,6 +103,7 @@ def test_a_norm_that_is_not_that_of_the_gradients() -> None:
     verdict = gradient_verdict(with_pass(1, norm=1.001))
     assert (verdict.exit_code, verdict.first) == (1, "pass 1, gradient norm")
     assert gradient_verdict(with_pass(1, norm=math.nan)).exit_code == 1
+    assert gradient_verdict(with_pass(1, norm=0.0)).exit_code == 1
 
 
 def test_a_nan_that_repeats_is_no_equality() -> None:
@@ -170,7 +171,8 @@ UNCHECKED: dict[str, tuple[GradientEvidence, str]] = {
     "nothing": (GradientEvidence("bf16", (), ()), "no token was scored"),
     "no reference": (replace(EVIDENCE, errors=(), not_tried="transformers is absent"), "transformers is absent"),
     "no tensors": (replace(EVIDENCE, errors=()), "rounding drowns every gradient"),
-    "zero": (replace(EVIDENCE, norm=0.0), "every gradient is zero"),
+    "zero": (replace(EVIDENCE, norm=0.0), "the norm of all gradients is 0"),
+    "norm that is no number": (replace(EVIDENCE, norm=math.nan), "the norm of all gradients is nan"),
     "constant": (
         replace(EVIDENCE, scored=FLAT, passes=tuple(replace(one, log_probs=FLAT) for one in (STEP, AGAIN))),
         "hardly vary",

@@ -114,6 +114,19 @@ def test_rows_that_cannot_be_paired(name: str, change: Any, words: str) -> None:
     assert name not in {tap.tap for tap in found.taps}
 
 
+def test_a_position_that_the_trainer_lacks_is_a_fault() -> None:
+    trainer = recorded("trainer")
+    short = TapRows(trainer["layers.0.q"].positions[1:], trainer["layers.0.q"].rows[1:], "float32")
+    found = compare_taps(recorded("engine"), trainer | {"layers.0.q": short}, PROMPT, LENGTH)
+    assert found.faults == ("tap 'layers.0.q' of the trainer lacks 1 positions, first 0",)
+
+
+def test_a_position_that_comes_twice_is_a_fault() -> None:
+    taps = {name: replace(one, positions=one.positions // 2 * 2) for name, one in recorded("engine").items()}
+    found = compare_taps(taps, taps, PROMPT, LENGTH)
+    assert any("has 6 rows for 6 positions" in fault for fault in found.faults)
+
+
 def test_nothing_recorded_compares_nothing() -> None:
     found = compare_taps({}, {}, PROMPT, LENGTH)
     assert (found.taps, found.first, found.faults) == ((), None, ())

@@ -41,12 +41,26 @@ def test_sides_that_match_have_no_fault() -> None:
         (lambda s: [replace(s[0], weight_version=3), *s[1:]], [("weight version", (0, 0))]),
         (lambda s: [replace(s[0], log_probs=s[0].log_probs[:2]), *s[1:]], [("dropped token", (0, 0))]),
         (
+            lambda s: [replace(s[0], log_probs=np.append(s[0].log_probs, s[0].log_probs)), *s[1:]],
+            [("dropped token", (0, 0))],
+        ),
+        (
             lambda s: [replace(s[0], tokens=(3, 4), log_probs=s[0].log_probs[:2]), *s[1:]],
             [("dropped token", (0, 0))],
         ),
         (lambda s: [replace(s[0], tokens=(3, 4, 6)), *s[1:]], [("other tokens", (0, 0))]),
     ],
-    ids=["missing", "duplicated added", "duplicated instead", "foreign", "version", "value", "token", "other id"],
+    ids=[
+        "missing",
+        "duplicated added",
+        "duplicated instead",
+        "foreign",
+        "version",
+        "value",
+        "more values",
+        "token",
+        "other id",
+    ],
 )
 def test_planted_faults(side: str, change: object, expected: list[tuple[str, object]]) -> None:
     assert callable(change)
@@ -64,12 +78,13 @@ def test_a_response_cut_at_its_length_has_that_length() -> None:
     assert kinds(REQUESTS, lost, lost) == [("dropped token", (0, 0))]
 
 
-def test_equal_seeds_for_two_prompts() -> None:
-    twin = replace(REQUESTS[2], seed=REQUESTS[0].seed)
-    requests = [*REQUESTS[:2], twin, REQUESTS[3]]
+@pytest.mark.parametrize(("twin", "name"), [(2, "prompt 1, sample 0"), (1, "prompt 0, sample 1")])
+def test_equal_seeds_for_two_prompts_and_for_two_samples_of_one(twin: int, name: str) -> None:
+    requests = [*REQUESTS]
+    requests[twin] = replace(requests[twin], seed=REQUESTS[0].seed)
     faults = matching_faults(requests, scored(), scored(), 4)
-    assert [(f.kind, f.key) for f in faults] == [("equal seeds", (1, 0))]
-    assert str(faults[0]) == "equal seeds: prompt 1, sample 0: it has the seed 0 of prompt 0, sample 0"
+    assert [(f.kind, f.key) for f in faults] == [("equal seeds", REQUESTS[twin].key)]
+    assert str(faults[0]) == f"equal seeds: {name}: it has the seed 0 of prompt 0, sample 0"
 
 
 def test_an_engine_that_answers_as_it_finishes() -> None:
@@ -95,3 +110,4 @@ def test_a_response_ends_at_its_stop_token_and_nowhere_else() -> None:
     assert set(found(asked, lost, frozenset())) == {"dropped token"}
     assert found(asked, lost, None) == []  # an engine that does not say which tokens stop
     assert set(found(REQUESTS, scored(), frozenset({4}))) == {"other tokens"}
+    assert set(found(REQUESTS, stopped, frozenset({4, 5}))) == {"other tokens"}  # it ends at one, and went on after one

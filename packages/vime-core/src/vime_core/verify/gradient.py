@@ -267,7 +267,7 @@ def _idle(verdict: Verdict, evidence: GradientEvidence) -> Verdict | None:
         why = evidence.not_tried or "rounding drowns every gradient"
         return _because(verdict, f"the backward repeats, but it was not compared with fp64: {why}", "reference")
     if not evidence.norm > 0:
-        return _because(verdict, "every gradient is zero", "gradients")
+        return _because(verdict, f"the norm of all gradients is {evidence.norm:g}", "gradients")
     if unseen := [one.name for one in evidence.passes if one.log_probs and not one.taken]:
         why = "the optimizer's state shows no first moment (NAME.exp_avg), so it is unknown which gradients it took"
         return _because(verdict, f"{why} in {unseen[0]}", "optimizer")
