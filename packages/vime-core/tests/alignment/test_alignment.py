@@ -11,7 +11,7 @@ import pytest
 from vime_core.alignment import Alignment, choose_alignment, require_same_contract
 from vime_core.errors import ContractViolation, PluginError, PolicyError
 from vime_core.numerics.contract import DENSE_V1
-from vime_core.plugins import AlignedSide, ContractEntry, hookimpl
+from vime_core.plugins import AlignedSide, ContractEntry, KernelEntry, hookimpl
 from vime_core.plugins.manager import PluginInfo, PluginManager
 from vime_core.types import ProcessReport, Role
 
@@ -31,6 +31,7 @@ def plugins() -> PluginManager:
     manager = PluginManager()
     sides = [
         AlignedSide("m", "M.", "a:b", backend="megatron", contract="dense/v1", structures=("qwen2", "llama")),
+        AlignedSide("w", "W.", "e:f", backend="vllm", contract="sparse/v1", structures=("qwen2", "llama")),
         AlignedSide("v", "V.", "c:d", backend="vllm", contract="dense/v1", structures=("qwen2",)),
     ]
     contracts = [ContractEntry("dense/v1", "D.", "vime_core.numerics.contract:DENSE_V1")]
@@ -73,6 +74,29 @@ def test_a_contract_may_bring_its_own_operations() -> None:
     assert ALIGNMENT.load_operations().provider == "cpu"
 
 
+def test_a_contract_with_operations_of_its_own_takes_no_kernels(plugins: PluginManager) -> None:
+    own = ContractEntry(
+        "own/v1", "O.", "vime_core.numerics.contract:DENSE_V1", operations=f"{__name__}:make_operations"
+    )
+    sides = [
+        AlignedSide(b, "S.", "a:b", backend=b, contract="own/v1", structures=("qwen2",)) for b in ("megatron", "vllm")
+    ]
+    kernels = [KernelEntry("swift", "S.", f"{__name__}:make_operations", provider="cpu", operation="linear")]
+    plugin = SimpleNamespace(
+        vime_contracts=hookimpl(lambda: [own]),
+        vime_aligned_sides=hookimpl(lambda: sides),
+        vime_kernels=hookimpl(lambda: kernels),
+    )
+    plugins.register(plugin, PluginInfo("own", "own", "1"))
+    asked = config("own/v1")
+    alignment = choose_alignment(asked, plugins, "qwen2")
+    assert alignment is not None
+    assert alignment.offered == ()
+    asked.alignment.linear = "swift"
+    with pytest.raises(PolicyError, match="has operations of its own, which take no offered kernels"):
+        choose_alignment(asked, plugins, "qwen2")
+
+
 def test_a_side_that_does_not_cover_the_structure_is_refused_by_name(plugins: PluginManager) -> None:
     with pytest.raises(PolicyError, match=r"backend 'vllm' does not keep it for model_type 'llama'.*Covered.*: qwen2"):
         choose_alignment(config(), plugins, "llama")
@@ -93,6 +117,7 @@ def test_equal_reports_pass() -> None:
         ([report("trainer"), bare("trainer"), report("rollout")], "trainer 1 has contract = None"),
         ([report("trainer"), report("rollout", provider_digest="abd")], "rollout 0 has provider_digest = 'abd'"),
         ([report("trainer"), report("rollout", contract_digest="0")], "rollout 0 has contract_digest = '0'"),
+        ([report("trainer", provider="reference"), report("rollout", provider="reference")], "provider = 'reference'"),
         ([report("trainer", contract="dense/v2"), report("rollout")], "trainer 0 has contract = 'dense/v2'"),
         ([report("trainer", provider_digest=""), report("rollout", provider_digest="")], "provider_digest = ''"),
     ],

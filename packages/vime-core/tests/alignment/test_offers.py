@@ -23,6 +23,10 @@ def swift() -> object:
     return SWIFT
 
 
+def tardy() -> object:
+    return SimpleNamespace(name="tardy")
+
+
 def absent() -> str:
     return "no wings on this machine"
 
@@ -34,7 +38,8 @@ def entry(name: str, target: str, operation: str = "linear", provider: str = "cu
 @pytest.fixture
 def plugins() -> PluginManager:
     manager = PluginManager()
-    entries = [entry("absent", "absent"), entry("swift", "swift"), entry("other", "swift", "attention", "rocm")]
+    entries = [entry("absent", "absent"), entry("swift", "swift"), entry("tardy", "tardy")]
+    entries.append(entry("other", "swift", "attention", "rocm"))
     manager.register(SimpleNamespace(vime_kernels=hookimpl(lambda: entries)), PluginInfo("fixture", "fixture", "1"))
     assert not manager.broken()
     return manager
@@ -49,6 +54,7 @@ def test_auto_takes_what_is_offered_to_the_provider_and_own_the_default_takes_no
     assert [(each.operation, each.name, each.required) for each in auto] == [
         ("linear", "absent", False),
         ("linear", "swift", False),
+        ("linear", "tardy", False),
     ]
     assert choose_offered(section(), plugins) == ()
     assert choose_offered(section(provider="cpu", linear="auto", attention="auto"), plugins) == ()

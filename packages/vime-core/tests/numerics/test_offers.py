@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,27 @@ def test_one_other_bit_at_one_number_of_tokens_keeps_the_own_kernel_and_is_named
     ops, x, w = shelf.operations(), bf16(1, tokens, K), bf16(2, N, K)
     assert_same(ops.linear(x, w), cpu().kernels.linear(x, w, None, 1, False))
     assert ops.kernels.choices() == {"forward 24x40": f"own (toy differs at M = {tokens}: 1 elements)"}
+
+
+def test_an_own_kernel_with_other_bits_for_few_rows_is_what_few_rows_are_compared_with() -> None:
+    def own(x: Tensor, *rest: Any) -> Tensor:
+        y = cpu().kernels.linear(x, *rest)
+        return next_bit(y) if len(x) == 1 else y
+
+    ops = replace(cpu(), kernels=with_linear(replace(cpu().kernels, linear=own), Shelf().offer, required=False))
+    ops.kernels.settle([FORWARD], CPU)
+    assert ops.kernels.choices() == {"forward 24x40": "own (toy differs at M = 1: 1 elements)"}
+
+
+def test_values_as_large_as_a_models_largest_are_compared() -> None:
+    def saturates(call: LinearCall, left: Tensor, right: Tensor) -> Tensor:
+        return toy(call, left.clamp(-20, 20), right)
+
+    shelf = Shelf()
+    offer = replace(shelf.offer, run=saturates)
+    ops = replace(cpu(), kernels=with_linear(cpu().kernels, offer, required=False))
+    ops.kernels.settle([replace(FORWARD, k=800)], CPU)
+    assert ops.kernels.choices()["forward 24x800"].startswith("own (toy differs at M = 1, 2, 3, 16")
 
 
 @pytest.mark.parametrize("call", [FORWARD, DX, DW], ids=str)

@@ -17,7 +17,7 @@ from vime_core.errors import ContractViolation, PolicyError
 from vime_core.numerics import DENSE_V1, Contract, load_provider
 from vime_core.numerics.cpu import build
 from vime_core.numerics.cpu import provider as cpu_provider
-from vime_core.numerics.operations import source_digest
+from vime_core.numerics.operations import provider_digest, source_digest
 
 FROZEN = "69ea11c1c925fcff86b8f7a49e1bc9c73a6be2127cfa3db1ab25a2373fe10d8d"
 
@@ -56,6 +56,20 @@ def test_a_changed_source_is_another_digest(tmp_path: Path) -> None:
     assert source_digest([copy]) == source_digest([build.SOURCE])
     copy.write_text(build.SOURCE.read_text().replace("0x9fc0", "0x1f80"))
     assert source_digest([copy]) != source_digest([build.SOURCE])
+
+
+def test_every_name_and_value_of_a_parameter_is_in_the_digest() -> None:
+    given = {"order": "ascending", "block": "64"}
+    others = ({"order": "ascending", "block": "65"}, {"order": "64", "block": "ascending"}, {"order": "ascending"})
+    assert provider_digest(dict(reversed(given.items()))) == provider_digest(given)
+    assert provider_digest(given) not in {provider_digest(other) for other in (*others, {**given, "more": ""})}
+
+
+def test_a_source_of_another_name_is_another_digest(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.py", "b.py")]
+    for file in files:
+        file.write_text("the same")
+    assert source_digest(files[:1]) != source_digest(files[1:])
 
 
 def test_unknown_providers_are_named_with_the_known() -> None:

@@ -82,6 +82,7 @@ def test_views_at_odd_offsets_expanded_and_conjugated_tensors() -> None:
     assert tensor_digest("x", number.conj()) == tensor_digest("x", number.conj().resolve_conj())
     assert tensor_digest("x", number.conj()) != tensor_digest("x", number)
     assert tensor_digest("x", number.conj().imag) == tensor_digest("x", number.conj().imag.clone())
+    assert tensor_digest("x", torch._neg_view(row)) == tensor_digest("x", -row)  # as conjugation leaves imaginary parts
 
 
 def test_scalars_empty_tensors_and_parameters() -> None:
