@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vime_core.errors import ContractViolation
-from vime_core.loop.aligned import require_aligned
-from vime_core.types import Sample
+from vime_core.loop.aligned import require_aligned, require_drawn
+from vime_core.types import Drawn, KeptTokens, Sample
 
 
 def sample(index: int, *log_probs: float) -> Sample:
@@ -39,3 +39,31 @@ def test_nan_and_the_sign_of_zero_differ(first: float, second: float) -> None:
 def test_nothing_compared_is_no_pass() -> None:
     with pytest.raises(ContractViolation, match="nothing could be compared"):
         require_aligned("dense/v1", "step 0", [], [])
+
+
+def drawn(*tokens: int, kept: KeptTokens = KeptTokens()) -> Drawn:  # noqa: B008 (frozen)
+    return Drawn(tokens, np.zeros(len(tokens), dtype=np.float32), kept)
+
+
+def test_equal_draws_pass() -> None:
+    require_drawn("dense/v1", "step 0", [sample(0, -1.0, -2.0), sample(1, -0.5)], [drawn(0, 1), drawn(0)])
+
+
+@pytest.mark.parametrize(
+    ("again", "words"),
+    [
+        (drawn(0, 7), "token 1: the engine returned 1, and the trainer draws 7 from equal logits"),
+        (drawn(0), "the engine returned 2 tokens, and the trainer draws 1"),
+        (drawn(0, 1, 2), "the engine returned 2 tokens, and the trainer draws 3"),
+        (drawn(0, 1, kept=KeptTokens((0, 1, 5), (1, 2))), "top-k and top-p leave other tokens"),
+    ],
+)
+def test_another_draw_of_the_last_sample_is_named(again: Drawn, words: str) -> None:
+    with pytest.raises(ContractViolation, match=rf"step 0: sample \(3, 1\) \(prompt, sample\), {words}"):
+        require_drawn("dense/v1", "step 0", [sample(0, -0.5), sample(1, -1.0, -2.0)], [drawn(0), again])
+
+
+@pytest.mark.parametrize(("samples", "again"), [([], []), ([sample(0)], [drawn()])])
+def test_nothing_drawn_again_is_no_pass(samples: list[Sample], again: list[Drawn]) -> None:
+    with pytest.raises(ContractViolation, match="nothing could be drawn again"):
+        require_drawn("dense/v1", "step 0", samples, again)

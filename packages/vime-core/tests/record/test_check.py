@@ -16,6 +16,7 @@ from blake3 import blake3
 from synthetic import CONFIG, change_sample, make_run, manifest, with_evaluation, write_run, write_step
 
 from vime_core.errors import RecordError
+from vime_core.record.check import RecordCheck
 from vime_core.record.reader import RunRecord
 from vime_core.record.seal import write_seal
 from vime_core.record.writer import RecordWriter
@@ -155,6 +156,10 @@ CASES: list[tuple[Spoil, str]] = [
         edit_line(0, lambda t: t["updates"][0].update(loss=(9.0).hex())),
         "steps.jsonl: its digest is not the one in the manifest",
     ),
+    (
+        edit_line(0, lambda t: t.update(reference_log_probs="0" * 64)),
+        "step 0: the digest of reference log-probs is not that of the stored samples",
+    ),
     (edit_line(0, lambda t: t.update(timings={})), "steps.jsonl: its digest is not the one in the manifest"),
     (drop_last_line, "steps.jsonl: the manifest counts 3 steps, 2 are there"),
     (drop_middle_line, "step 0 is followed by step 2"),
@@ -210,6 +215,12 @@ def test_an_edited_record_is_found(directory: Path, spoil: Spoil, finding: str) 
     assert any(finding in found for found in check.findings), check.findings
 
 
+def test_steps_without_samples_prove_nothing() -> None:
+    assert RecordCheck((), 1, 1).holds is True
+    assert RecordCheck((), 1, 0).holds is None
+    assert RecordCheck((), 0, 0).holds is None
+
+
 def test_a_record_without_steps_is_not_sound_but_unchecked(tmp_path: Path) -> None:
     assert write_run(tmp_path / "run", []).check().holds is None
 
@@ -254,6 +265,10 @@ RESEALED: list[tuple[Spoil, str]] = [
         with_config(sampling={"prompts_per_step": 3, "samples_per_prompt": 2}),
         "step 0: it holds 4 samples of 2 prompts, where the configuration promises 2 of each of 3",
     ),
+    (
+        with_config(sampling={"prompts_per_step": 4, "samples_per_prompt": 1}),
+        "step 0: it holds 4 samples of 2 prompts, where the configuration promises 1 of each of 4",
+    ),
     (with_config(evaluation={"every": 2}), "step 0: an evaluation was due, but none is recorded"),
 ]
 
@@ -288,3 +303,11 @@ def test_checkpoints_and_logs_may_be_removed(directory: Path) -> None:
 def test_a_sample_of_another_version_is_found(tmp_path: Path) -> None:
     record = write_run(tmp_path / "run", change_sample(make_run(2), 1, 2, weight_version=0), config=CONFIG)
     assert record.check().findings == ("step 1: it generated with weight version 1, but holds samples of version 0",)
+
+
+def test_as_many_samples_of_each_prompt_as_promised(tmp_path: Path) -> None:
+    config = {**CONFIG, "sampling": {"prompts_per_step": 2, "samples_per_prompt": 2}}
+    assert write_run(tmp_path / "even", make_run(2), config=config).check().holds is True
+    uneven = change_sample(make_run(2), 1, 2, prompt_index=2, sample_index=2)
+    (finding,) = write_run(tmp_path / "uneven", uneven, config=config).check().findings
+    assert finding == "step 1: it holds 1 to 3 samples of each of 2 prompts, where the configuration promises 2"

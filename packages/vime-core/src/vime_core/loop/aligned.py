@@ -49,18 +49,23 @@ def require_drawn(contract: str, where: str, samples: Sequence[Sample], again: S
     """Compare the tokens that an engine returned with those that the trainer draws from its own logits.
 
     Raises:
-        ContractViolation: one differs, or what top-k and top-p left.
+        ContractViolation: one differs, or what top-k and top-p left; or nothing was compared.
     """
+    if not any(sample.response_tokens for sample in samples):
+        raise _violation(contract, where, "nothing could be drawn again")
     for sample, drawn in zip(samples, again, strict=True):
         if sample.response_tokens != drawn.tokens or sample.kept != drawn.kept:
-            pairs = enumerate(zip(sample.response_tokens, drawn.tokens, strict=False))
-            token = next((number for number, (a, b) in pairs if a != b), 0)
-            raise _violation(
-                contract,
-                where,
-                f"sample {sample.key} (prompt, sample), token {token}: the engine returned"
-                f" {sample.response_tokens[token]}, and the trainer draws {drawn.tokens[token]} from equal logits",
-            )
+            raise _violation(contract, where, f"sample {sample.key} (prompt, sample), {_other_draw(sample, drawn)}")
+
+
+def _other_draw(sample: Sample, drawn: Drawn) -> str:
+    pairs = enumerate(zip(sample.response_tokens, drawn.tokens, strict=False))
+    for token, (engine, trainer) in pairs:
+        if engine != trainer:
+            return f"token {token}: the engine returned {engine}, and the trainer draws {trainer} from equal logits"
+    if len(sample.response_tokens) != len(drawn.tokens):
+        return f"the engine returned {len(sample.response_tokens)} tokens, and the trainer draws {len(drawn.tokens)}"
+    return "top-k and top-p leave other tokens to draw from in the engine than in the trainer"
 
 
 def _violation(contract: str, where: str, what: str) -> ContractViolation:

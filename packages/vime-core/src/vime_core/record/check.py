@@ -6,6 +6,7 @@ knows the seal's digest, and by comparing the record with another one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -114,11 +115,16 @@ def _count_findings(record: RunRecord, columns: Columns) -> Iterator[str]:
     prompts, samples = (_configured(record, "sampling", key) for key in ("prompts_per_step", "samples_per_prompt"))
     if not isinstance(prompts, int) or not isinstance(samples, int):
         return
-    keys = sample_keys(columns)
-    if len(keys) != prompts * samples or len({prompt for prompt, _ in keys}) != prompts:
+    held = Counter(prompt for prompt, _ in sample_keys(columns))
+    if held.total() != prompts * samples or len(held) != prompts:
         yield (
-            f"it holds {len(keys)} samples of {len({prompt for prompt, _ in keys})} prompts, where the configuration"
-            f" promises {samples} of each of {prompts}"
+            f"it holds {held.total()} samples of {len(held)} prompts, where the configuration promises {samples} of"
+            f" each of {prompts}"
+        )
+    elif any(count != samples for count in held.values()):
+        yield (
+            f"it holds {min(held.values())} to {max(held.values())} samples of each of {prompts} prompts, where the"
+            f" configuration promises {samples}"
         )
 
 
