@@ -14,7 +14,7 @@ from synthetic import Step, change_step, make_run, with_evaluation, write_run
 from vime_core.loop.evaluation import evaluation_metrics
 from vime_core.loop.metrics import step_metrics
 from vime_core.loop.timing import PhaseTimer
-from vime_core.record.metrics import by_set
+from vime_core.record.metrics import by_set, recomputed
 from vime_core.record.reader import RunRecord
 from vime_core.record.seal import write_seal
 from vime_core.types import TrainStepResult
@@ -49,6 +49,17 @@ def test_what_a_run_writes_is_what_its_record_gives(tmp_path: Path) -> None:
     assert record.check().findings == ()
     assert len(NAMES) == 20
     assert set(NAMES) <= set(record.steps[1].metrics)
+
+
+def test_nan_counts_as_unequal_where_a_run_writes_it_and_where_it_is_recomputed(tmp_path: Path) -> None:
+    (step,) = make_run(1)
+    rows = [sample.rollout_log_probs.copy() for sample in step.samples]
+    rows[1][0] = math.nan
+    step = replace(step, train_log_probs=tuple(rows))
+    record = write_run(tmp_path / "run", [replace(step, metrics=told(step))])
+    share, tokens = "train_rollout_logprob_abs_diff/unequal", sum(map(len, rows))
+    assert float.fromhex(record.steps[0].metrics[share]) == 1 / tokens
+    assert recomputed(record.steps[0], record.step_samples(0), {})[share] == 1 / tokens
 
 
 @pytest.mark.parametrize("name", NAMES)
