@@ -80,6 +80,14 @@ def _ratio(response: list[Row]) -> float:
     return math.exp(sum(new - old for new, old, _ in response) / len(response))
 
 
+@given(rows)
+def test_gspo_gives_every_token_of_a_response_the_bits_of_one_ratio(response: list[Row]) -> None:
+    """A likely and an unlikely token are clipped together; the default bounds lie within roundings of log-probs."""
+    nearly = [(new, new - (old - new) * 1e-4, 1.0) for new, old, _ in response]
+    ratios = gspo(batch_of(nearly, (len(nearly),)), GspoOptions()).metrics["ratio"]
+    assert len(set(ratios.tolist())) == 1
+
+
 def test_gspo_gives_the_gradient_of_autograd_through_the_sequence_ratio() -> None:
     tokens = [(-1.0, -1.1, 0.7), (-0.5, -0.4, 0.7), (-2.0, -2.0, 0.7)]
     batch = batch_of(tokens, (3,))

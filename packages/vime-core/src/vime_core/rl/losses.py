@@ -146,7 +146,7 @@ def gspo(batch: TokenBatch, options: GspoOptions) -> TokenLoss:
     """
     log_ratio = batch.log_probs - batch.old_log_probs
     sequence = _sequence_means(log_ratio.detach(), batch.lengths or (len(log_ratio),))
-    ratio = torch.exp(sequence + batch.log_probs - batch.log_probs.detach())
+    ratio = torch.exp(sequence + (batch.log_probs - batch.log_probs.detach()))
     low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
     surrogate = torch.minimum(ratio * batch.advantages, torch.clamp(ratio, low, high) * batch.advantages)
     return _finished(-surrogate, ratio, log_ratio, (low, high), batch, options)
