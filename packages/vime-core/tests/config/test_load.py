@@ -385,6 +385,14 @@ def test_who_misses_a_plugin_hears_what_leaves_plugins_out() -> None:
         assert f"plugins.{said} leaves" in caught.value.remedy
 
 
+def test_a_file_whose_path_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"c\xff.toml")
+    file.write_text("[run]\n")
+    with pytest.raises(ConfigError, match="its path is no UTF-8") as caught:
+        load_config([file])
+    assert caught.value.code == "VIME-CONFIG-001"
+
+
 UNREADABLE = os.fsdecode(b"a\xff b")
 
 

@@ -11,6 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from vime_core.errors import RecordError
+from vime_core.loop import checkpoint
 from vime_core.loop.checkpoint import LoopState, read_checkpoint, write_checkpoint
 
 
@@ -51,6 +52,18 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path: Path, error: Exception, c
         assert "step-000002" in caught.value.message
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
     assert read_checkpoint(kept) == state(1)
+
+
+def test_a_checkpoint_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "trainer/state")
+
+    trainer: Any = Trainer()
+    kept = write_checkpoint(trainer, tmp_path, state(1))
+    monkeypatch.setattr(checkpoint, "_digests", refuse)
+    with pytest.raises(RecordError, match=r"step-000001' cannot be read: .*denied: 'trainer/state'") as caught:
+        read_checkpoint(kept)
+    assert caught.value.code == "VIME-RECORD-009"
 
 
 def test_a_record_that_is_gone_is_not_made_anew_by_a_checkpoint(tmp_path: Path) -> None:

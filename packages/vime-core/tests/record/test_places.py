@@ -15,7 +15,7 @@ from synthetic import make_run, make_step, manifest, write_run, write_step
 
 from vime_core.errors import RecordError
 from vime_core.plugins.types import Options
-from vime_core.record import files
+from vime_core.record import files, seal
 from vime_core.record.points import observed
 from vime_core.record.reader import RunRecord
 from vime_core.record.writer import RecordWriter
@@ -178,6 +178,22 @@ def test_a_path_that_no_record_has_is_refused_by_name(tmp_path: Path, name: str,
         RunRecord.open(tmp_path / name)
     assert caught.value.code == "VIME-RECORD-005"
     str(caught.value).encode()
+
+
+def test_what_may_not_be_read_is_named_and_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    record = write_run(tmp_path / "run", make_run(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(seal, "_digest", refuse)
+        assert "manifest.json cannot be read: Permission denied" in record.check().findings
+    for read in (lambda: RunRecord.open(tmp_path / "run"), lambda: RunRecord(record.directory, record.manifest).steps):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", refuse)
+            with pytest.raises(RecordError, match=r"cannot read .*: Permission denied") as caught:
+                read()
+        assert caught.value.code == "VIME-RECORD-009"
 
 
 def test_metrics_are_written_whole_or_not_at_all(tmp_path: Path) -> None:

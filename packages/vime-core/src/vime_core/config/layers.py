@@ -18,6 +18,8 @@ Table = dict[str, Any]
 def read_toml(file: Path) -> Table:
     """Raises ConfigError naming the file and, for a syntax error, the line."""
     try:
+        if any("\ud800" <= letter <= "\udfff" for letter in str(file)):
+            raise OSError(errno.EINVAL, "its path is no UTF-8; rename it")  # a record names it
         if file.is_char_device() or file.is_block_device():
             raise OSError(errno.EINVAL, "it is a device")
         with file.open("rb") as stream:

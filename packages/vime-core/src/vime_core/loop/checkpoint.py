@@ -128,7 +128,14 @@ def read_checkpoint(directory: Path) -> LoopState:
         RecordError: it is incomplete, damaged, or written in another format.
     """
     stored = _stored(directory)
-    files = _digests(directory)
+    try:
+        files = _digests(directory)
+    except OSError as error:
+        raise RecordError(
+            f"checkpoint {str(directory)!r} cannot be read: {error}",
+            remedy="Check that you may read every file of it.",
+            code="VIME-RECORD-009",
+        ) from error
     if changed := sorted(name for name in {*files, *stored.files} if files.get(name) != stored.files.get(name)):
         name = changed[0]
         how = "is missing" if name not in files else "is not of it" if name not in stored.files else "was changed"

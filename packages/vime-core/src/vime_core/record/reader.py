@@ -19,7 +19,7 @@ from vime_core.record.replacing import stored_path
 from vime_core.record.samples import REFERENCE, SAMPLE_FIELDS, Column, require_order, sample_keys, samples_from
 from vime_core.record.schema import FORMAT, Manifest, StepEntry
 from vime_core.record.seal import read_seal
-from vime_core.record.strict_json import damaged, loads, parse, validated
+from vime_core.record.strict_json import damaged, loads, parse, read_file, validated
 from vime_core.types import Float32Array, Sample
 
 
@@ -59,7 +59,7 @@ class RunRecord:
                 remedy="Name the directory that `vime run` wrote (run.output).",
                 code="VIME-RECORD-005",
             )
-        raw = loads(path, _read(path))
+        raw = loads(path, read_file(path))
         _require_format(path, raw)
         return cls(directory, validated(Manifest, path, raw))
 
@@ -145,7 +145,7 @@ class RunRecord:
     def told_metrics(self) -> Iterator[Mapping[str, Any]]:
         """The lines of ``metrics.jsonl``. Raises RecordError where one is no JSON object or has a key twice."""
         path = self.directory / METRICS
-        for number, line in enumerate(_read(path).split(b"\n")[:-1] if path.exists() else (), 1):
+        for number, line in enumerate(read_file(path).split(b"\n")[:-1] if path.exists() else (), 1):
             table = loads(path, line, number, constants=True)
             if not isinstance(table, dict):
                 raise damaged(path, f"line {number} is no JSON object")
@@ -158,7 +158,7 @@ class RunRecord:
     @cached_property
     def _step_bytes(self) -> bytes:
         path = self.directory / STEPS
-        return _read(path) if path.exists() else b""
+        return read_file(path) if path.exists() else b""
 
 
 def _no_record(directory: Path) -> str:
@@ -172,13 +172,6 @@ def _no_record(directory: Path) -> str:
         return "its path is no UTF-8; rename it"
     except OSError as error:
         return error.strerror or str(error)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from error
 
 
 def _require_format(path: Path, raw: Any) -> None:

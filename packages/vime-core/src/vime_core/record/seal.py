@@ -17,7 +17,7 @@ from vime_core.record.digest import merkle_root
 from vime_core.record.files import explained, write_whole
 from vime_core.record.layout import FOLDERS, MANIFEST, SEAL, TOP_FILES
 from vime_core.record.schema import FORMAT, Seal
-from vime_core.record.strict_json import parse
+from vime_core.record.strict_json import parse, read_file
 
 if TYPE_CHECKING:
     from vime_core.record.reader import RunRecord
@@ -58,7 +58,7 @@ def write_seal(directory: Path, manifest: bytes) -> str:
 def read_seal(directory: Path) -> Seal | None:
     """The seal, or None when there is none. Raises RecordError when it is damaged."""
     path = directory / SEAL
-    return parse(Seal, path, path.read_bytes()) if path.is_file() else None
+    return parse(Seal, path, read_file(path)) if path.is_file() else None
 
 
 def seal_findings(record: RunRecord) -> Iterator[str]:
@@ -81,8 +81,12 @@ def _file_findings(directory: Path, files: Mapping[str, str]) -> Iterator[str]:
         path = directory / name
         if not path.is_file():
             yield f"{name} is missing, although it was sealed"
-        elif _digest(path) != digest:
-            yield f"{name} is not what was sealed"
+            continue
+        try:
+            if _digest(path) != digest:
+                yield f"{name} is not what was sealed"
+        except OSError as error:
+            yield f"{name} cannot be read: {error.strerror or error}"
     for name in sealed_files(directory):
         if name not in files:
             yield f"{name} was not there when the record was sealed"

@@ -14,6 +14,18 @@ from vime_core.errors import RecordError
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
+def read_file(path: Path) -> bytes:
+    """A file of a record. Raises RecordError when it is not there or may not be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RecordError(
+            f"cannot read {str(path)!r}: {error.strerror or error}",
+            remedy="Check that it is there and that you may read it.",
+            code="VIME-RECORD-009",
+        ) from error
+
+
 def parse(model: type[_Model], path: Path, data: bytes, line: int = 0) -> _Model:
     """A document, or a line of one, as a model. Raises RecordError, naming the place."""
     return validated(model, path, loads(path, data, line), line)
