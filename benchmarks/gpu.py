@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,6 +48,7 @@ SIDES = {
     "auto": [*CONTRACT, "alignment.linear='auto'", "alignment.attention='auto'"],
 }
 AT_ONCE = 2  # starts: more of them starve each other's compilers
+LAST_S = 15.0  # for all sides to end
 
 
 def overrides(model: Path, most: int, kv_gib: float) -> list[str]:
@@ -241,14 +242,18 @@ class Side:
             raise SideError(f"{self.name}: {found.traceback}")
         return found
 
-    def close(self) -> None:
-        """End it; one that does not end by itself is terminated, since nothing may wait for it."""
+
+def close(sides: Iterable[Side]) -> None:
+    """End them together; one that does not end by itself is terminated, since nothing may wait for it."""
+    sides, latest = list(sides), time.perf_counter() + LAST_S
+    for side in sides:
         with contextlib.suppress(OSError):
-            self.pipe.send(None)
-        self.process.join(timeout=10)
-        if self.process.is_alive():
-            self.process.terminate()
-            self.process.join()
+            side.pipe.send(None)
+    for side in sides:
+        side.process.join(timeout=max(0.0, latest - time.perf_counter()))
+        if side.process.is_alive():
+            side.process.terminate()
+            side.process.join()
 
 
 @contextlib.contextmanager
@@ -264,8 +269,7 @@ def opened(names: list[str], files: list[Path], settings: dict[str, list[str]]) 
                 print(f"{name}: ready after {time.perf_counter() - begun:.0f} s", flush=True)
         yield sides
     finally:
-        for side in sides.values():
-            side.close()
+        close(sides.values())
 
 
 def release_cache() -> None:
