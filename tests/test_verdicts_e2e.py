@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,7 +63,7 @@ def test_gradients_hold(dtype: str, tmp_path: Path) -> None:
 
 def test_a_backward_that_is_a_thousandth_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It repeats bit for bit, and its forward is right: fp64 alone finds it."""
-    linear = pytest.importorskip("vime_core.numerics.linear")
+    linear = import_module("vime_core.numerics.linear")
     right = linear.input_gradient
     monkeypatch.setattr(linear, "input_gradient", lambda *arguments: right(*arguments) * 1.001)
     with gradient_of("fp32", tmp_path) as run:
@@ -73,7 +74,7 @@ def test_a_backward_that_is_a_thousandth_off(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_backward_that_does_not_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    linear = pytest.importorskip("vime_core.numerics.linear")
+    linear = import_module("vime_core.numerics.linear")
     right, calls = linear.input_gradient, [0]
 
     def drifting(*arguments: Any) -> Any:
@@ -111,7 +112,7 @@ CHANGES = {"negated": (negate, EMBEDDING), "zeroed": (zero, EMBEDDING), "one sca
 
 def test_what_training_really_uses(tmp_path: Path) -> None:
     """Faults in the train step alone, alike every time: before it shows its gradients, after, and in what it shows."""
-    pytest.importorskip("vime_megatron.rank")
+    import_module("vime_megatron.rank")
     config, plugins = load_config([ALIGNED], ["trainer.dtype='fp32'", f"run.output='{tmp_path}'"])
     with exactly({}):
         policy = checked_policy(config, plugins)
@@ -134,7 +135,7 @@ def one_late(batch: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("name", ["advantages", "old_log_probs", "reference_log_probs"])
 def test_what_tokens_bring_is_one_token_late(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    accumulate = pytest.importorskip("vime_megatron.accumulate")
+    accumulate = import_module("vime_megatron.accumulate")
     right = accumulate._token_batch
     monkeypatch.setattr(accumulate, "_token_batch", lambda *given: one_late(right(*given), name))
     with gradient_of("fp32", tmp_path) as run:
@@ -144,7 +145,7 @@ def test_what_tokens_bring_is_one_token_late(name: str, tmp_path: Path, monkeypa
 
 
 def test_tokens_that_top_k_left_out_get_a_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = pytest.importorskip("vime_megatron.rank")
+    rank = import_module("vime_megatron.rank")
     right, trained = rank.pack_microbatch, rank.TrainerRank._accumulate
 
     def accumulate(*given: Any) -> Any:

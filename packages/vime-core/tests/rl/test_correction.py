@@ -59,6 +59,7 @@ def test_equal_bits_on_both_sides_change_nothing(level: Any, mode: Any) -> None:
     assert [factor.tolist() for factor in found.factors] == [[1.0, 1.0], [1.0]]
     assert found.metrics["correction/ratio"] == found.metrics["correction/ratio_max"] == 1.0
     assert found.metrics["correction/zero"] == found.metrics["correction/rejected"] == 0.0
+    assert found.metrics["correction/below"] == found.metrics["correction/above"] == 0.0
 
 
 def test_metrics_count_what_was_bounded() -> None:

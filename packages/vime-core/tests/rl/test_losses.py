@@ -91,6 +91,23 @@ def test_on_policy_the_loss_is_exactly_minus_the_advantage() -> None:
     assert torch.equal(result.metrics["approx_kl"], torch.zeros(2))
 
 
+def test_a_bound_counts_where_it_ends_a_gradient_only() -> None:
+    """Not at the bound itself, nor where the advantage is 0."""
+    on_policy = TokenBatch(torch.zeros(2, requires_grad=True), torch.zeros(2), torch.tensor([1.0, -1.0]))
+    metrics = ppo_clip(on_policy, PpoClipOptions(clip_low=0.0, clip_high=0.0)).metrics
+    assert (metrics["clipped_low"].sum(), metrics["clipped_high"].sum()) == (0, 0)
+    for ratio in (0.5, 2.0):
+        metrics = ppo_clip(ratio_batch(ratio, 0.0), PpoClipOptions()).metrics
+        assert (metrics["clipped_low"].item(), metrics["clipped_high"].item()) == (0, 0)
+
+
+def test_the_approximate_kl_is_that_of_the_old_policy() -> None:
+    """k3 with r = policy / old, of tokens that the old policy sampled."""
+    assert ppo_clip(ratio_batch(2.0, 1.0), PpoClipOptions()).metrics["approx_kl"].item() == pytest.approx(
+        1 - math.log(2)
+    )
+
+
 def test_metrics_carry_no_gradients_and_one_value_a_token() -> None:
     result = ppo_clip(batch_of([(-1.0, -1.5, 1.0, -1.2), (-2.0, -1.5, -1.0, -1.2)]), OPTIONS)
     assert set(result.metrics) == {"ratio", "clipped_low", "clipped_high", "approx_kl", "reference_kl"}

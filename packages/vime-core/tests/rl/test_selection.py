@@ -97,6 +97,12 @@ def test_constant_weights_depend_on_no_length() -> None:
     assert [w.tolist() for w in weights] == [[np.float32(1 / 24)] * 3, [np.float32(1 / 24), 0.0], [np.float32(1 / 24)]]
 
 
+def test_a_weight_is_rounded_once_whatever_fp32_can_count() -> None:
+    longest = 2**24 + 1
+    assert token_weights("constant", [[True]], longest)[0].tolist() == [float(np.float32(1 / longest))]
+    assert np.float32(1 / longest) != np.float32(1) / np.float32(longest)
+
+
 @pytest.mark.parametrize(
     ("length", "buffer", "expected"),
     [

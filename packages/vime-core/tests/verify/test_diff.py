@@ -16,8 +16,9 @@ from vime_core.record.reader import RunRecord
 from vime_core.record.schema import ProcessEntry
 from vime_core.record.taps import Side, TapRows, read_taps, taps_name, taps_to_parquet
 from vime_core.verify.diff import NothingCompared, context_differences, diff_records, unfinished
-from vime_core.verify.difference import Difference
+from vime_core.verify.difference import Difference, Place
 from vime_core.verify.replay import compare_replays, plan_replay
+from vime_core.verify.stages import unequal_tensors
 
 BASE = make_run(3, updates=2)
 SAMPLE = BASE[1].samples[2]
@@ -504,3 +505,11 @@ def test_what_replays_say(tmp_path: Path) -> None:
     assert "both runs give equal bits up to step 1, the second run not with the bits that its record holds" in (
         equal.sentence
     )
+
+
+@pytest.mark.parametrize(("a", "b", "which"), [({}, {"x": "0"}, "second"), ({"x": "0"}, {}, "first")])
+def test_a_tensor_of_one_record_is_named(a: dict[str, str], b: dict[str, str], which: str) -> None:
+    both = {"w": "1"}
+    found = unequal_tensors(Place("weights", 0), "optimizer", {**both, **a}, {**both, **b}, "root", "other root")
+    assert found is not None
+    assert (found.place.tensor, found.what) == ("x", f"only the {which} record has it")
