@@ -309,6 +309,20 @@ def test_a_setting_that_was_edited_is_refused_by_name(stopped: Path) -> None:
     assert re.search(says, RunRecord.open(stopped).check().findings[0])
 
 
+def test_data_that_was_edited_is_refused(place: Path, tmp_path: Path) -> None:
+    questions, record = tmp_path / "questions.jsonl", tmp_path / "record"
+    lines = [json.dumps({"question": f"{n} + 1 = ?", "answer": f"#### {n + 1}"}) + "\n" for n in range(8)]
+    questions.write_text("".join(lines))
+    assert forked(run, record, place / "cache", 0, "data.source=jsonl", f"data.jsonl.path='{questions}'") == 0
+    before = left(record)
+    assert before is not None
+    questions.write_text("".join(lines).replace("#### ", "#### 1"))  # no prompt is another
+    assert forked(resume, record, 0, "run.steps=3") == REFUSED
+    assert (left(record), RunRecord.open(record).manifest.status) == (before, "complete")
+    questions.write_text("".join(lines))
+    assert forked(resume, record, 0, "run.steps=3") == 0
+
+
 def test_a_setting_that_was_edited_is_refused_without_a_checkpoint_too(stopped: Path) -> None:
     shutil.rmtree(stopped / "checkpoints" / "step-000001")
     edit_setting(stopped, "trainer", "lr", 1.0)

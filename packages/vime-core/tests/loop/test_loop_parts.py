@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vime_core.backends import Trainer
 from vime_core.config.load import load_config
-from vime_core.errors import BackendError, ConfigError, ContractViolation
+from vime_core.errors import BackendError, ConfigError, ContractViolation, RecordError
 from vime_core.loop.algorithm import Algorithm, ConfiguredLoss, in_order_of, load_algorithm, require_entropy
 from vime_core.loop.checkpoint import (
     LoopState,
@@ -186,7 +186,7 @@ def test_a_checkpoint_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None
         (directory / "weights").write_text("w")
         raise OSError("planted")
 
-    with pytest.raises(OSError, match="planted"):
+    with pytest.raises(RecordError, match="planted"):
         write_checkpoint(SimpleNamespace(save=fail), tmp_path, state)  # type: ignore[arg-type]
     assert not checkpoint_directory(tmp_path, 3).exists()
     written = write_checkpoint(SimpleNamespace(save=save), tmp_path, state)  # type: ignore[arg-type]

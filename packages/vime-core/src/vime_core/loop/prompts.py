@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vime_core.config.schema import RunConfig
@@ -42,13 +42,18 @@ class PromptStream:
         Raises:
             DataError: a prompt is too long or its example unusable.
         """
+        for _ in self.taken(steps):
+            pass
+
+    def taken(self, steps: int) -> Iterator[Prompt]:
+        """The prompts that the first ``steps`` steps take, each once. Raises DataError as `check` does."""
         wanted = steps * self.prompts_per_step
         if wanted >= len(self.usable):
             places = list(range(len(self.usable)))
         else:
             places = [place for _, place in prompt_indices(len(self.usable), self.seed, 0, wanted)]
         for place in places:
-            self._prompt(0, self.usable[place])
+            yield self._prompt(0, self.usable[place])
 
     def step(self, step: int) -> list[Prompt]:
         """The prompts of a step, by prompt index."""

@@ -80,6 +80,6 @@ def _checkpoint(session: Session, step: int) -> None:
             optimizer_root=merkle_root(digest_tensors(session.trainer.optimizer_state())),
             steps_digest=session.writer.digest_before(step + 1),
             settings=deciding(session.writer.manifest.config),
-            loop={"next_prompt": session.next_prompt},
+            loop={"next_prompt": session.next_prompt, "data": dict(session.data)},
         )
         write_checkpoint(session.trainer, session.config.run.output, state)

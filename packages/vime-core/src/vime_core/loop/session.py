@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from vime_core import __version__
 from vime_core.backends import ReferenceTrainer, Rollout, Trainer
@@ -14,6 +14,7 @@ from vime_core.config.validate import resolved_table
 from vime_core.data.template import Tokenizer
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.loop.algorithm import Algorithm, require_entropy
+from vime_core.loop.data_digest import RunData, described, require_same_data
 from vime_core.loop.preparation import Preparation
 from vime_core.loop.prompts import PromptStream
 from vime_core.loop.reference import reference_trainer
@@ -37,7 +38,8 @@ class Session:
     change, nothing else.
 
     ``rewind_to`` is the step from which on the sinks must forget what they were told, before they hear of it again.
-    ``first_step`` is where this process begins; ``reference`` the trainer, where a reference model is needed.
+    ``first_step`` is where this process begins; ``reference`` the trainer, where a reference model is needed; ``data``
+    what checkpoints say of the data.
     """
 
     config: RunConfig
@@ -56,6 +58,7 @@ class Session:
     first_step: int = 0
     next_prompt: int = 0
     reference: ReferenceTrainer | None = None
+    data: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
 
     def rewind_sinks(self) -> None:
         """Not before the first step is there to be told anew: what is kept of earlier ones is kept until then."""
@@ -77,6 +80,9 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
     """
     config, policy, plugins = preparation.config, preparation.policy, preparation.plugins
     parts = parts_of(preparation)
+    data = RunData(parts.prompts, preparation.evaluation)
+    if resumption and resumption.state:
+        require_same_data(str(resumption.checkpoint), resumption.state.loop.get("data"), data)
     with ExitStack() as stack:
         scorer = stack.enter_context(open_scorer(config, plugins))
         writer = stack.enter_context(_writer(config, policy, plugins, resumption))
@@ -106,6 +112,7 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
                 first_step=first,
                 next_prompt=resumption.next_prompt if resumption else 0,
                 reference=reference,
+                data=described(data, config.run.steps) if config.run.checkpoint_every else {},
             )
         writer.finish("complete")
 
