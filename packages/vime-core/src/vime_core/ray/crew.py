@@ -17,6 +17,8 @@ _POLL_S: Final = 0.2
 """Signals are taken between two waits: inside of one Ray would swallow what their handlers raise."""
 _GRACE_S: Final = 5.0
 """How long after one rank's failure another one's death may be noticed, which then is the cause."""
+_KNOWN_S: Final = 30.0
+"""How long Ray may take to learn how an actor ended that it cannot reach any more."""
 _CLOSE_S: Final = 45.0
 _LOG_LINES: Final = 15
 _FATAL: Final = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
@@ -134,10 +136,24 @@ def _is_death(error: Exception) -> bool:
 
 def _death(what: str, member: Member, error: Exception) -> BackendError:
     return BackendError(
-        f"{member} died during {what}: {how_it_ended(member, str(error))}{_tail(member)}",
+        f"{member} died during {what}: {how_it_ended(member, str(_once_known(member, error)))}{_tail(member)}",
         remedy="Go on with `vime run --resume RUN` when the cause is gone; `dmesg` says whether memory ran out.",
         code="VIME-BACKEND-080",
     )
+
+
+def _once_known(member: Member, error: Exception) -> Exception:
+    """What Ray says of a death when it knows of it: before, it says only that the actor cannot be reached."""
+    deadline = time.monotonic() + _KNOWN_S
+    while isinstance(error, ray().exceptions.ActorUnavailableError) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        try:
+            if asked := ray().wait([member.handle.place.remote()], timeout=_POLL_S)[0]:
+                ray().get(asked)
+                break  # it lives, and what could not reach it is the cause
+        except Exception as again:
+            error = again
+    return error
 
 
 def how_it_ended(member: Member, said: str) -> str:
