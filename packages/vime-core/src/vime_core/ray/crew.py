@@ -15,7 +15,7 @@ from vime_core.ray.library import ray
 
 _POLL_S: Final = 0.2
 """Signals are taken between two waits: inside of one Ray would swallow what their handlers raise."""
-_GRACE_S: Final = 5.0
+_GRACE_S: Final = 15.0
 """How long after one rank's failure another one's death may be noticed, which then is the cause."""
 _KNOWN_S: Final = 30.0
 """How long Ray may take to learn how an actor ended that it cannot reach any more."""
