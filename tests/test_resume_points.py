@@ -23,6 +23,7 @@ from stopping import (
     resume_with_other_seeds,
     run,
     run_that_resumes_itself,
+    run_with_a_wild_clock,
     started,
 )
 
@@ -30,6 +31,7 @@ from vime_core.errors import VimeError
 from vime_core.loop.checkpoint import _write_state, read_checkpoint
 from vime_core.loop.resume import open_resumption
 from vime_core.record.reader import RunRecord
+from vime_core.verify.repeat import verify_repeat
 from vime_core.verify.resume import verify_resume
 
 pytestmark = pytest.mark.slow
@@ -292,6 +294,21 @@ def test_steps_are_cut_only_when_a_new_one_is_there(
         after = RunRecord.open(record)
         assert (after.manifest.status, after.check().findings, len(after.steps)) == ("complete", (), 2)
         assert list(record.rglob(".*")) == []
+
+
+DURATIONS = {"time/step", "time/record", "progress/left_s"}
+
+
+def test_a_clock_that_jumps_changes_nothing(place: Path, whole: tuple[Path, Points], tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    assert forked(run_with_a_wild_clock, record, place / "cache") == 0
+    found = RunRecord.open(record)
+    verdict = verify_repeat(RunRecord.open(whole[0]), found)
+    assert verdict.holds, verdict.sentence
+    assert all(0 <= seconds < 1000 for entry in found.steps for seconds in entry.timings.values())
+    told = [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in told if line.keys() >= DURATIONS] == [0, 1]
+    assert all(0 <= value < 1000 for line in told for name, value in line.items() if name in DURATIONS)
 
 
 def edit_setting(record: Path, section: str, name: str, value: object) -> None:

@@ -121,6 +121,13 @@ def run_on_a_full_disk(record: Path, cache: Path, first: int, last: int) -> None
         execute(config, plugins)
 
 
+def run_with_a_wild_clock(record: Path, cache: Path) -> None:
+    """A run during which the time of day jumps by years, back and forth."""
+    times = itertools.cycle([2e9, 1e9, 4e9, 1.0])
+    with patch("time.time", lambda: next(times)), patch("time.time_ns", lambda: int(next(times) * 1e9)):
+        run(record, cache, 0, "run.sinks=['console', 'jsonl', 'tensorboard']")
+
+
 def run_that_resumes_itself(record: Path, cache: Path) -> None:
     """What a second process would do while the first one still writes."""
     settings = [*SMALL, f"run.cache='{cache}'", f"run.output='{record}'"]
