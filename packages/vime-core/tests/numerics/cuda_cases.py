@@ -113,6 +113,7 @@ def pointwise(c: Cases) -> None:
 def scoring(c: Cases) -> None:
     logits, temperatures = c.normal(5, 5000) * 5, torch.tensor([1.0, 0.7, 1.3, 1.0, 0.5], device=c.device)
     logits[1, :4000] = -torch.inf
+    logits[2, -1], logits[3, 0], logits[4, 4095], logits[0, 4096] = 40.0, 40.0, 40.0, 40.0  # at the ends of a walk
     ids, grad = torch.tensor([1, 4999, 7, 4096, 0], device=c.device), c.normal(5, dtype=torch.float32)
     everything = c.ours.log_softmax(logits, temperatures)
     expected = c.reference.log_softmax(logits, temperatures)
@@ -135,7 +136,7 @@ def draws(c: Cases) -> None:
         logits, temperatures = c.normal(40, size) * 4, torch.full((40,), 0.7, device=c.device)
         logits[:9] = logits[:9].round()
         logits[9:12, : size // 2], logits[12], logits[13, 2] = -torch.inf, torch.nan, torch.nan
-        logits[14, 1:], logits[15, 3], temperatures[16:20] = -30.0, torch.inf, 1.0
+        logits[14, 1:], logits[14, size // 2 :], logits[15, 3], temperatures[16:20] = -30.0, -90.0, torch.inf, 1.0
         u = c.ours.draw_numbers(torch.arange(40, device=c.device), torch.arange(40, device=c.device))
         u[::5], u[3], u[4], u[14] = -1, 0, 2**63 - 1, 2**63 - 1
         expected = c.reference.draw(logits, temperatures, u)

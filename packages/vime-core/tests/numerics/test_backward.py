@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -119,6 +120,22 @@ def test_all_providers_agree(name: str, dtype: torch.dtype) -> None:
     """Bit for bit; attention alone, whose reference backward is matrix products, is held to the bound above."""
     for operations in everyone().values():
         assert_same(gradients(CASES[name], cpu(), dtype, 0), gradients(CASES[name], operations, dtype, 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_of_an_embedding_is_its_rows_one_after_another(dtype: torch.dtype) -> None:
+    """In fp32, ascending, rounded once; subnormals are zeros, also where their sum would not be one."""
+    ids, grad = torch.tensor([3, 1, 3, 0, 3, 1, 3, 5, 5, 5, 5, 5, 3]), normal(0, 13, 40, dtype=dtype)
+    grad[ids == 5] = torch.tensor(8e-39).to(dtype)
+    totals = np.zeros((7, 40), dtype=np.float32)
+    for place, token in enumerate(ids.tolist()):
+        row = grad[place].float().numpy()
+        totals[token] += np.where(np.abs(row) < 2.0**-126, np.float32(0), row)
+    for operations in everyone().values():
+        found = operations.kernels.embedding_backward(grad, ids, 7)
+        assert_same(found, torch.from_numpy(totals).to(dtype))
+        backwards = operations.kernels.embedding_backward(grad.flip(0), ids.flip(0), 7)
+        assert dtype == torch.bfloat16 or unequal(found, backwards) > 0
 
 
 @settings(max_examples=10)
