@@ -18,8 +18,8 @@ from vime_megatron.aligned.testing import WholeSequence
 from vime_megatron.model import DTYPES
 from vime_megatron.testing import random_sequences, run_config
 
-SEQUENCES = random_sequences([(9, 20), (1, 31), (20, 7), (3, 1), (5, 16)])
-SAMPLING = [(1.0, 1.0, 0), (0.7, 0.9, 0), (0.0, 0.5, 3), (1.3, 1.0, 5), (2.5, 0.8, 40)]
+SEQUENCES = random_sequences([(9, 20), (1, 31), (20, 7), (3, 1), (5, 16), (2, 40)])
+SAMPLING = [(1.0, 1.0, 0), (0.7, 0.9, 0), (0.0, 0.5, 3), (1.3, 1.0, 5), (2.5, 0.8, 40), (0.7, 0.9995, 0)]
 """Temperature, top-p and top-k of each; greedy takes the likeliest whatever the others say."""
 REQUESTS = {
     s.key: SampleRequest(*s.key, s.tokens[: s.response_start], 2**62 + 977 * n, 64, temperature, top_p, top_k)
@@ -53,7 +53,7 @@ def test_every_request_is_drawn_as_it_would_be_alone(
 ) -> None:
     reference = WholeSequence.open(operations, llama, DTYPES[dtype])
     trainer = open_aligned(llama, run_config(dtype=dtype))
-    order = [[SEQUENCES[3], SEQUENCES[0], SEQUENCES[4]], [SEQUENCES[2], SEQUENCES[1]]]
+    order = [[SEQUENCES[3], SEQUENCES[0], SEQUENCES[4]], [SEQUENCES[2], SEQUENCES[5], SEQUENCES[1]]]
     found = trainer.draw_again(order, REQUESTS)
     for sequence, drawn in zip([s for microbatch in order for s in microbatch], found, strict=True):
         seen: dict[str, Tensor] = {}
@@ -61,4 +61,5 @@ def test_every_request_is_drawn_as_it_would_be_alone(
         expected = by_hand(operations, seen[LOGITS], sequence, REQUESTS[sequence.key])
         assert (drawn.tokens, drawn.kept) == (expected.tokens, expected.kept)
         assert drawn.log_probs.tobytes() == expected.log_probs.tobytes()
+    assert any(0 in drawn.kept.counts and max(drawn.kept.counts) > 0 for drawn in found)  # cut here, and there not
     assert len({drawn.tokens[:5] for drawn in found}) == len(found)
