@@ -23,6 +23,7 @@ from stopping import (
     resume_with_other_seeds,
     run,
     run_that_resumes_itself,
+    run_told_to_end_in_a_destructor,
     run_with_a_wild_clock,
     started,
 )
@@ -309,6 +310,16 @@ def test_a_clock_that_jumps_changes_nothing(place: Path, whole: tuple[Path, Poin
     told = [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in told if line.keys() >= DURATIONS] == [0, 1]
     assert all(0 <= value < 1000 for line in told for name, value in line.items() if name in DURATIONS)
+
+
+def test_a_run_told_to_end_in_a_destructor_ends_before_its_next_step(
+    place: Path, whole: tuple[Path, Points], tmp_path: Path
+) -> None:
+    record = tmp_path / "record"
+    assert forked(run_told_to_end_in_a_destructor, record, place / "cache") == 143
+    found = RunRecord.open(record).manifest
+    assert (found.status, found.steps) == ("interrupted", 1)
+    assert forked(resume_and_compare, record, whole[0], left(record)) == 0
 
 
 def edit_setting(record: Path, section: str, name: str, value: object) -> None:

@@ -27,7 +27,8 @@ import transformers.models.auto.tokenization_auto  # noqa: F401
 from command import ROOT
 
 from vime_core.config.load import load_config
-from vime_core.errors import VimeError
+from vime_core.errors import Interrupted, VimeError
+from vime_core.interruption import interrupt
 from vime_core.loop.resume import open_resumption
 from vime_core.loop.run import execute
 from vime_core.record.points import observed
@@ -119,6 +120,29 @@ def run_on_a_full_disk(record: Path, cache: Path, first: int, last: int) -> None
 
     with observed(observe):
         execute(config, plugins)
+
+
+class _Doomed:
+    """Told to end by a signal that comes while it is destroyed."""
+
+    def __del__(self) -> None:
+        interrupt(signal.SIGTERM)
+
+
+def run_told_to_end_in_a_destructor(record: Path, cache: Path) -> None:
+    """A run that gets SIGTERM where Python drops an exception: as the first step's checkpoint is written."""
+    settings = [*SMALL, f"run.cache='{cache}'", f"run.output='{record}'"]
+    config, plugins = load_config([ROOT / "configs" / "smoke.toml"], settings)
+
+    def observe(point: str, path: Path) -> None:
+        if path.name == "state.json":
+            _Doomed()
+
+    try:
+        with observed(observe):
+            execute(config, plugins)
+    except Interrupted as error:
+        raise SystemExit(error.exit_code) from error
 
 
 def run_with_a_wild_clock(record: Path, cache: Path) -> None:

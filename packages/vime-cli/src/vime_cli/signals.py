@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-from vime_core.interruption import interrupt
+from vime_core.interruption import interrupt, interruptible
 
 PARENT = "VIME_END_WITH"
 """Process id of the ``vime`` that started this one; set for a child only."""
@@ -26,7 +26,8 @@ def taking_signals() -> Generator[None]:
     for number in taken:
         signal.signal(number, _handle)
     try:
-        yield
+        with interruptible():
+            yield
     finally:
         for number, handler in taken.items():
             signal.signal(number, handler)

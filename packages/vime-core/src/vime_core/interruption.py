@@ -9,11 +9,20 @@ from contextlib import contextmanager
 from vime_core.errors import Interrupted
 
 _waiting: list[signal.Signals] = []
+_told: list[signal.Signals] = []
 _depth = 0
+
+
+@contextmanager
+def interruptible() -> Generator[None]:
+    """Where `interrupt` may be called. What was told before it is nothing to `require_going_on`."""
+    _told.clear()
+    yield
 
 
 def interrupt(number: int) -> None:
     """What a handler of SIGINT or SIGTERM does: raise Interrupted, now or at the end of `uninterrupted`."""
+    _told.append(signal.Signals(number))
     if _depth:
         _waiting.append(signal.Signals(number))
     else:
@@ -33,6 +42,13 @@ def uninterrupted() -> Generator[None]:
         number = _waiting[0]
         _waiting.clear()
         raise _interrupted(number)
+
+
+def require_going_on() -> None:
+    """Raise the Interrupted that was raised before and lost: Python drops what is raised in a destructor, and a library
+    what is raised in its callback."""
+    if _told:
+        raise _interrupted(_told[0])
 
 
 def _interrupted(number: signal.Signals) -> Interrupted:

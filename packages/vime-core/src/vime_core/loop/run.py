@@ -7,6 +7,7 @@ import time
 from contextlib import AbstractContextManager
 
 from vime_core.config.schema import RunConfig
+from vime_core.interruption import require_going_on
 from vime_core.loop.checkpoint import LoopState, write_checkpoint
 from vime_core.loop.preparation import Preparation
 from vime_core.loop.readiness import RESUME, RUN, require_ready
@@ -55,6 +56,7 @@ def _write_points(plugins: PluginManager) -> AbstractContextManager[None]:
 
 
 def _step(session: Session, step: int, start: float) -> None:
+    require_going_on()
     metrics = run_step(session, step)
     metrics["progress/steps"] = float(session.config.run.steps)
     elapsed, done = time.monotonic() - start, step + 1 - session.first_step
