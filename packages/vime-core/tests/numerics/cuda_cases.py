@@ -48,6 +48,7 @@ class Cases:
 
     def same(self, name: str, a: Tensor, b: Tensor) -> None:
         assert a.numel() > 0
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), name
         self.found[f"equal: {name}"] = float(((a != b) | a.isnan() | b.isnan()).sum())
 
     def rows(self, name: str, operation: Callable[[Tensor], Tensor], rows: Tensor) -> None:
@@ -73,6 +74,15 @@ def linear(c: Cases) -> None:
     tall = c.normal(600, 20, dtype=torch.float32)
     c.near("column sum", c.ours.column_sum(tall), c.reference.column_sum(tall))
     c.near("column sum of a row", c.ours.column_sum(x[:1]), c.reference.column_sum(x[:1]))
+    order = torch.zeros(600, 2, device=c.device, dtype=c.dtype)  # 1 if added ascending: 1 is lost beside 2^40
+    for column, step in enumerate((1, 256)):
+        order[::step, column][:3] = torch.tensor([2.0**40, -(2.0**40), 1.0])
+    one = torch.ones(2, device=c.device)
+    far, whole = order[:, 1:].t(), torch.ones(1, 600, device=c.device, dtype=c.dtype)
+    c.same("linear ascends", c.ours.linear(far, whole, None, 1, True)[0], one[:1])
+    c.same("column sum ascends", c.ours.column_sum(order), one)
+    alone = x[:1].bfloat16()
+    c.same("column sum of one bf16 row", c.ours.column_sum(alone), alone[0].float())
 
 
 def embedding(c: Cases) -> None:
@@ -108,6 +118,9 @@ def pointwise(c: Cases) -> None:
     gate_up, dh = c.normal(9, 70), c.normal(9, 35)
     c.near("swiglu", c.ours.swiglu(gate_up), c.reference.swiglu(gate_up))
     c.near("swiglu backward", c.ours.swiglu_backward(dh, gate_up), c.reference.swiglu_backward(dh, gate_up))
+    gate_up, dh = c.normal(2, 2100), c.normal(2, 1050)
+    c.near("wide swiglu", c.ours.swiglu(gate_up), c.reference.swiglu(gate_up))
+    c.near("wide swiglu backward", c.ours.swiglu_backward(dh, gate_up), c.reference.swiglu_backward(dh, gate_up))
 
 
 def scoring(c: Cases) -> None:

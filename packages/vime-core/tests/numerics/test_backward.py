@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vime_core.numerics import AttentionSpec, Operations, load_provider, rope_table
+from vime_core.numerics.arithmetic import exp, fma
 
 IDS = torch.tensor([3, 0, 3, 3, 11, 0, 7, 3, 2])
 CU = torch.tensor([0, 2, 2, 9])
@@ -136,6 +137,27 @@ def test_the_gradient_of_an_embedding_is_its_rows_one_after_another(dtype: torch
         assert_same(found, torch.from_numpy(totals).to(dtype))
         backwards = operations.kernels.embedding_backward(grad.flip(0), ids.flip(0), 7)
         assert dtype == torch.bfloat16 or unequal(found, backwards) > 0
+
+
+def test_the_gradient_of_a_value_runs_over_heads_then_queries() -> None:
+    """Of queries that are zero: p is exp(-lse), and the sum of fused multiply-adds can be written out."""
+    q, k, v, dy = torch.zeros(9, 3, 20), normal(1, 9, 1, 20), normal(2, 9, 1, 20), normal(3, 9, 3, 20)
+    cu, spec = torch.tensor([0, 9]), AttentionSpec(0.3)
+    o, lse = cpu().attention_packed(q, k, v, cu, spec)
+
+    def first_value(steps: list[tuple[int, int]]) -> Tensor:
+        total = torch.zeros(20)
+        for head, query in steps:
+            total = fma(exp(-lse[query, head]).expand(20), dy[query, head], total)
+        return total
+
+    steps = [(head, query) for head in range(3) for query in range(9)]
+    for operations in everyone().values():
+        if operations.provider == "cpu":
+            dv = operations.kernels.attention_backward(dy, q, k, v, o, lse, cu, spec)[2]
+            assert_same(dv[0, 0], first_value(steps))
+    assert unequal(first_value(steps), first_value(sorted(steps, key=lambda step: step[1]))) > 0
+    assert unequal(first_value(steps), first_value([(h, 8 - i) for h, i in steps])) > 0
 
 
 @settings(max_examples=10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,28 @@ def by_hand(values: list[float], u: int) -> int:
 def test_every_provider_draws_what_the_definition_says(values: list[float], u: int) -> None:
     for operations in everyone().values():
         assert operations.draw(torch.tensor([values]), torch.tensor([u])).tolist() == [by_hand(values, u)]
+
+
+def test_one_token_ends_where_the_next_begins() -> None:
+    """To one part of 2^40 of the weights' sum, so that neither their fractions nor the low bits of u are lost."""
+    values = [-13.3, -12.7, -15.0, 0.0, -14.2]
+    shares = [Fraction(e) * 2**40 for e in exp(torch.tensor(values)).tolist()]
+    assert any(share % 1 >= Fraction(1, 2) for share in shares[:3]), "rounded weights would be the same"
+    ends = list(accumulate(int(share) for share in shares))
+    for token, end in enumerate(ends[:-1]):
+        for target, drawn in ((end - 1, token), (end, token + 1)):
+            u = math.ceil(Fraction(2 * target + 1, 2 * ends[-1]) * 2**53) << 10
+            assert by_hand(values, u) == drawn
+            for operations in everyone().values():
+                assert operations.draw(torch.tensor([values]), torch.tensor([u])).tolist() == [drawn]
+
+
+def test_a_token_without_a_number_is_never_drawn() -> None:
+    numbered, u = torch.tensor([[0.5, -math.inf, 1.0, -math.inf]] * 50), numbers(2, 50, torch.device("cpu"))
+    for operations in everyone().values():
+        found = operations.draw(numbered.masked_fill(numbered.isinf(), math.nan), u)
+        assert found.unique().tolist() == [0, 2]
+        assert torch.equal(found, operations.draw(numbered, u))
 
 
 def test_tokens_come_as_often_as_they_are_likely() -> None:

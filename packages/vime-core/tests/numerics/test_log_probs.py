@@ -125,6 +125,8 @@ def test_ties_fall_to_the_smaller_id() -> None:
     for operations in everyone().values():
         assert operations.keep_mask(logits, 1.0, 2).tolist() == [[False, True, True, False, False]]
         assert operations.keep_mask(logits, 1.0, 0, 0.5).tolist() == [[False, True, True, False, False]]
+        for zeros in ([-0.0, 0.0], [0.0, -0.0]):
+            assert operations.keep_mask(torch.tensor([zeros]), 1.0, 1).tolist() == [[True, False]]
 
 
 def test_a_setting_for_each_row() -> None:
