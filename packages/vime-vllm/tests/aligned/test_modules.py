@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from vime_core.alignment.taps import LOGITS, recording
 from vime_core.errors import ContractViolation, PolicyError
-from vime_core.numerics import DENSE_V1, load_provider
+from vime_core.numerics import DENSE_V1, RopeScaling, load_provider, rope_table
+from vime_core.numerics.offers import LinearCall
 
 OPERATIONS = load_provider("cpu")
 
@@ -68,6 +72,30 @@ def test_unknown_names_and_wrong_shapes_are_errors() -> None:
         toy().load_weights([("block.k.weight", torch.ones(3, 4))])
 
 
+def wrap_loaders(model: Any) -> list[tuple[int, ...]]:
+    """Wrap every loader as vLLM's reload does; returns the list of the parts that they will be called with."""
+    parts: list[tuple[int, ...]] = []
+    for parameter in model.parameters():
+
+        def wrapped(param: Tensor, tensor: Tensor, *part: int, loader: Any = parameter.weight_loader) -> None:
+            parts.append(part)
+            loader(param, tensor, *part)
+
+        parameter.weight_loader = wraps(parameter.weight_loader)(wrapped)
+    return parts
+
+
+def test_a_wrapped_loader_is_called_with_each_part() -> None:
+    model, weights = toy(), toy_weights()
+    parts = wrap_loaders(model)
+    model.load_weights(weights.items())
+    assert sorted(parts) == [(), (), (0,), (0,), (1,), (1,), (2,), (2,)]
+    held = dict(model.vime_kernel_tensors())
+    assert all(torch.equal(held[name], weights[name]) for name in weights)
+    with pytest.raises(ValueError, match="does not fit"):
+        model.load_weights([("block.k.weight", torch.ones(1, 4))])
+
+
 def test_a_fused_linear_is_the_operation_on_all_parts() -> None:
     model, weights = toy(), toy_weights()
     model.load_weights(weights.items())
@@ -77,6 +105,57 @@ def test_a_fused_linear_is_the_operation_on_all_parts() -> None:
     assert torch.equal(model.block.qkv(x), OPERATIONS.linear(x, fused, bias))
 
 
+def test_modules_call_the_operation_with_what_they_were_built_of() -> None:
+    from vime_vllm.aligned.modules import RmsNorm, Rope, SwiGlu
+
+    generator = torch.Generator().manual_seed(2)
+    x, residual = (torch.randn(5, 8, generator=generator) for _ in range(2))
+    norm, positions = RmsNorm(OPERATIONS, 8, 0.5), torch.tensor([7, 0, 3, 9, 1])
+    norm.weight.copy_(torch.arange(8.0))
+    assert torch.equal(norm(x)[0], OPERATIONS.rms_norm(x, norm.weight, 0.5))
+    assert norm(x)[1] is x
+    expected = OPERATIONS.add_rms_norm(x, residual, norm.weight, 0.5)
+    assert all(torch.equal(got, want) for got, want in zip(norm(x, residual), expected, strict=True))
+    table = rope_table(10, 8, 100.0, RopeScaling())
+    for interleaved in (False, True):
+        rope = Rope(OPERATIONS, 10, 8, 100.0, RopeScaling(), interleaved=interleaved)
+        assert torch.equal(
+            rope(x[:, None], positions), OPERATIONS.rope(x[:, None], positions, table, interleaved=interleaved)
+        )
+    assert torch.equal(SwiGlu(OPERATIONS)(x), OPERATIONS.swiglu(x))
+
+
+def test_what_computes_is_chosen_for_linears_of_bf16_without_a_bias() -> None:
+    from torch import nn
+
+    from vime_vllm.aligned.modules import Linear, settle_linears
+
+    chosen: list[LinearCall] = []
+    kernels = replace(OPERATIONS.kernels, settle=lambda calls, _: chosen.extend(calls))
+    operations = replace(OPERATIONS, kernels=kernels)
+    half = [Linear(OPERATIONS, 4, 6), Linear(OPERATIONS, 4, 7, bias=True), Linear(OPERATIONS, 4, 6)]
+    model = nn.Sequential(*(linear.bfloat16() for linear in half), Linear(OPERATIONS, 4, 9))
+    settle_linears(model, operations, [torch.empty(3, 5, dtype=torch.bfloat16), torch.empty(3, 8)])
+    assert chosen == [LinearCall("forward", *shape, wide=False) for shape in ((6, 4), (3, 5))]
+    settle_linears(nn.Sequential(Linear(OPERATIONS, 4, 9)), operations)
+    assert len(chosen) == 2, "without such a linear nothing is asked"
+
+
+def test_logits_are_widened_and_recorded_at_the_last_positions_of_their_step() -> None:
+    model, hidden = toy(), torch.randn(3, 7)
+    model.logits = lambda rows: rows.bfloat16()
+    with recording() as taps:
+        model.begin_step(torch.tensor([4, 5, 6, 7]))
+        logits = model.compute_logits(hidden[:2])
+        model.begin_step(torch.tensor([8]))
+        model.compute_logits(hidden[2:])
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, hidden[:2].bfloat16().float())
+    positions, rows = taps.tensors()[LOGITS]
+    assert positions.tolist() == [6, 7, 8]
+    assert torch.equal(rows, hidden.bfloat16())
+
+
 def test_keys_and_values_lie_in_the_tensor_that_vllm_gives() -> None:
     from vime_vllm.aligned.attention import paged
 
@@ -84,6 +163,8 @@ def test_keys_and_values_lie_in_the_tensor_that_vllm_gives() -> None:
     cache = paged(tensor)
     assert cache.keys.shape == cache.values.shape == (2, 3, 4, 5)
     assert cache.keys.data_ptr() == tensor.data_ptr()
+    assert cache.keys[1, 2].is_contiguous(), "keys of one page and head lie together"
+    assert cache.values[1, 2].data_ptr() == cache.keys[1, 2].data_ptr() + 4 * 5 * 4
     both = torch.cat([cache.keys.flatten(), cache.values.flatten()])
     assert torch.equal(both.sort().values, tensor.flatten()), "each element once"
 

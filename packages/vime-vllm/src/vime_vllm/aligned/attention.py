@@ -102,7 +102,10 @@ class AlignedAttentionImpl(AttentionImpl[AlignedMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Fill ``output`` (T, heads, dim) from query (T, heads, dim) and the cache; rows of padding become zeros."""
+        """Fill the metadata's tokens of ``output`` (T, heads, dim) from query (T, heads, dim) and the cache.
+
+        Among them, rows that no request asks become zeros; rows of padding after them stay as they are.
+        """
         del layer, key, value
         if output_scale is not None or output_block_scale is not None:
             raise _refused("a quantised attention output")
