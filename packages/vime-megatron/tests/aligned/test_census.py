@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vime_core.errors import ContractViolation
 from vime_core.numerics import Operations, load_provider
-from vime_megatron.aligned.census import _Watch, takeable
+from vime_megatron.aligned.census import _Watch, census, takeable
 from vime_megatron.aligned.layer import AlignedMlp
 from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedEmbedding, AlignedRmsNorm
 from vime_megatron.aligned.sequences import LayerTaps
@@ -187,9 +187,55 @@ def test_a_model_that_computes_outside_is_refused_at_its_start(
     open_aligned(llama)  # nothing is left open
 
 
-def test_a_census_that_saw_nothing_is_none() -> None:
-    from vime_megatron.aligned.census import census
+class Calling(torch.nn.Module):
+    """Calls a function; ``held`` is the file of the class of its operations."""
 
+    def __init__(self, function: Callable[[Tensor], object], held: str = "") -> None:
+        super().__init__()
+        self.function = function
+        if held:
+            self.operations = object.__new__(type("Held", (Operations,), {"__module__": held}))
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(x)
+
+
+def written_in(module: str) -> Callable[[Tensor], Tensor]:
+    """Doubles, in a file of that name."""
+    names: dict[str, Any] = {"__name__": module}
+    exec("def double(x):\n    return x + x", names)
+    return names["double"]
+
+
+@pytest.mark.parametrize("held", ["", "one_file", "stranger.operations", "stranger.numerics.operations"])
+@pytest.mark.parametrize("module", ["vime_core.loop.planted", "vime_core.numerics_planted", "stranger.models", "other"])
+def test_arithmetic_outside_the_operations_of_any_package_is_named(module: str, held: str) -> None:
+    model = Calling(written_in(module), held)
+    with pytest.raises(ContractViolation, match="aten::add in Calling"):
+        census(model, lambda: model(torch.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("module", "held"),
+    [
+        ("vime_core.numerics.norm", ""),
+        ("one_file", "one_file"),
+        ("stranger.operations", "stranger.operations"),
+        ("stranger.numerics.kernels", "stranger.numerics.operations"),
+    ],
+)
+def test_arithmetic_of_the_held_operations_is_theirs(module: str, held: str) -> None:
+    model = Calling(written_in(module), held)
+    assert census(model, lambda: model(torch.ones(2))) == {"Calling": 1}
+
+
+def test_floats_beside_whole_numbers_are_computed() -> None:
+    model = Calling(lambda x: x.sort())
+    with pytest.raises(ContractViolation, match="aten::sort in Calling"):
+        census(model, lambda: model(torch.ones(2)))
+
+
+def test_a_census_that_saw_nothing_is_none() -> None:
     with pytest.raises(ContractViolation, match="called no module"):
         census(torch.nn.Linear(2, 2), lambda: None)
 

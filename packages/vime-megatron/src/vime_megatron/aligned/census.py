@@ -65,9 +65,13 @@ def held_operations(model: torch.nn.Module) -> Operations:
 
 
 def _packages(model: torch.nn.Module) -> tuple[str, ...]:
-    """The packages whose frames are operations: the core's, and the one that the held operations' class is of."""
+    """The packages whose frames are operations: the core's, and the one that the held operations' class is of.
+
+    Where that would be all of a distribution, its modules among it, the class's own file stands for it.
+    """
     kinds = {type(o) for m in model.modules() if isinstance(o := getattr(m, "operations", None), Operations)}
-    return (OPERATIONS, *sorted(kind.__module__.rpartition(".")[0] for kind in kinds))
+    parents = {kind.__module__: kind.__module__.rpartition(".")[0] for kind in kinds}
+    return (OPERATIONS, *sorted(parent if "." in parent else file for file, parent in parents.items()))
 
 
 class _Watch(TorchDispatchMode):
@@ -126,7 +130,7 @@ def _computes(operator: Any, arguments: object, result: object) -> bool:
 def _within_an_operation(packages: tuple[str, ...]) -> bool:
     frame = inspect.currentframe()
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith(packages):
+        if f"{frame.f_globals.get('__name__', '')}.".startswith(tuple(f"{package}." for package in packages)):
             return True
         frame = frame.f_back
     return False
