@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-from vime_core.interruption import interrupt, interruptible
+from vime_core.interruption import forget_interruptions, interrupt
 
 PARENT = "VIME_END_WITH"
 """Process id of the ``vime`` that started this one; set for a child only."""
@@ -25,9 +25,9 @@ def taking_signals() -> Generator[None]:
     taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in taken:
         signal.signal(number, _handle)
+    forget_interruptions()
     try:
-        with interruptible():
-            yield
+        yield
     finally:
         for number, handler in taken.items():
             signal.signal(number, handler)

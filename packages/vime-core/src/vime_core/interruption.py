@@ -13,11 +13,9 @@ _told: list[signal.Signals] = []
 _depth = 0
 
 
-@contextmanager
-def interruptible() -> Generator[None]:
-    """Where `interrupt` may be called. What was told before it is nothing to `require_going_on`."""
+def forget_interruptions() -> None:
+    """What was told before is nothing to `require_going_on`: another command of this process begins."""
     _told.clear()
-    yield
 
 
 def interrupt(number: int) -> None:

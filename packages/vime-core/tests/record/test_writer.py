@@ -16,6 +16,7 @@ from vime_core.errors import Interrupted, RecordError
 from vime_core.interruption import interrupt
 from vime_core.record import files
 from vime_core.record import writer as writer_module
+from vime_core.record.points import observed
 from vime_core.record.reader import RunRecord
 from vime_core.record.writer import RecordWriter, refuse_existing
 
@@ -270,6 +271,16 @@ def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
     found = RunRecord.open(tmp_path / "run").manifest
     assert (found.status, found.steps, found.error) == ("interrupted", 1, "Interrupted: interrupted by SIGTERM")
     assert caught.value.__notes__ == [f"1 steps are kept in {str(tmp_path / 'run')!r}, with status 'interrupted'"]
+
+
+def test_an_interruption_before_there_is_a_record_leaves_its_place_free(tmp_path: Path) -> None:
+    def interrupted(point: str, path: Path) -> None:
+        if path.name == ".manifest.json.unfinished":
+            interrupt(signal.SIGTERM)
+
+    with observed(interrupted), pytest.raises(Interrupted):
+        RecordWriter.create(tmp_path / "run", manifest())
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_interruption_after_the_end_is_told_that_the_record_is_complete(tmp_path: Path) -> None:

@@ -67,10 +67,15 @@ def write_as_table(path: str) -> str:
     return f"Write {path} as a table: [{path}] in the file, or --set {path}.KEY=VALUE."
 
 
+def is_text(value: str) -> bool:
+    """Whether it holds none of the letters that stand for bytes of the command line which are no UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def _undecodable(value: object, path: str) -> Iterator[tuple[str, str]]:
     """Strings that came from bytes of the command line which are no text, by their keys."""
     if isinstance(value, str):
-        if any("\ud800" <= letter <= "\udfff" for letter in value):
+        if not is_text(value):
             yield path, value
     elif isinstance(value, Mapping):
         for key, one in cast("Mapping[str, object]", value).items():

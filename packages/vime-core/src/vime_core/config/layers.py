@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from vime_core.config.explain import write_as_table
+from vime_core.config.explain import is_text, write_as_table
 from vime_core.config.schema import RunConfig
 from vime_core.errors import ConfigError
 
@@ -18,7 +18,7 @@ Table = dict[str, Any]
 def read_toml(file: Path) -> Table:
     """Raises ConfigError naming the file and, for a syntax error, the line."""
     try:
-        if any("\ud800" <= letter <= "\udfff" for letter in str(file)):
+        if not is_text(str(file)):
             raise OSError(errno.EINVAL, "its path is no UTF-8; rename it")  # a record names it
         if file.is_char_device() or file.is_block_device():
             raise OSError(errno.EINVAL, "it is a device")

@@ -85,7 +85,7 @@ class RecordWriter:
             create_directory(directory / SAMPLES)
             writer = cls(directory, manifest)
             writer.update_manifest(run_id=manifest.run_id or secrets.token_hex(16))
-        except RecordError:  # what is no record yet does not stand in the way of the next one
+        except BaseException:  # what is no record yet does not stand in the way of the next one
             shutil.rmtree(directory, ignore_errors=True)
             raise
         return writer

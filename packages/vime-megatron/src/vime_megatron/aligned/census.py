@@ -65,13 +65,14 @@ def held_operations(model: torch.nn.Module) -> Operations:
 
 
 def _packages(model: torch.nn.Module) -> tuple[str, ...]:
-    """The packages whose frames are operations: the core's, and the one that the held operations' class is of.
+    """How names of modules begin whose frames are operations: the core's, and where the held operations' class is of.
 
     Where that would be all of a distribution, its modules among it, the class's own file stands for it.
     """
     kinds = {type(o) for m in model.modules() if isinstance(o := getattr(m, "operations", None), Operations)}
     parents = {kind.__module__: kind.__module__.rpartition(".")[0] for kind in kinds}
-    return (OPERATIONS, *sorted(parent if "." in parent else file for file, parent in parents.items()))
+    names = [OPERATIONS, *(parent if "." in parent else file for file, parent in parents.items())]
+    return tuple(f"{name}." for name in names)
 
 
 class _Watch(TorchDispatchMode):
@@ -130,7 +131,7 @@ def _computes(operator: Any, arguments: object, result: object) -> bool:
 def _within_an_operation(packages: tuple[str, ...]) -> bool:
     frame = inspect.currentframe()
     while frame is not None:
-        if f"{frame.f_globals.get('__name__', '')}.".startswith(tuple(f"{package}." for package in packages)):
+        if f"{frame.f_globals.get('__name__', '')}.".startswith(packages):
             return True
         frame = frame.f_back
     return False
