@@ -49,14 +49,15 @@ def section(**given: str) -> AlignmentSection:
     return AlignmentSection.model_validate({"provider": "cuda", **given})
 
 
-def test_auto_takes_what_is_offered_to_the_provider_and_own_the_default_takes_nothing(plugins: PluginManager) -> None:
+def test_auto_the_default_takes_what_is_offered_to_the_provider_and_own_takes_nothing(plugins: PluginManager) -> None:
     auto = choose_offered(section(linear="auto", attention="auto"), plugins)
     assert [(each.operation, each.name, each.required) for each in auto] == [
         ("linear", "absent", False),
         ("linear", "swift", False),
         ("linear", "tardy", False),
     ]
-    assert choose_offered(section(), plugins) == ()
+    assert choose_offered(section(), plugins) == auto
+    assert choose_offered(section(linear="own", attention="own"), plugins) == ()
     assert choose_offered(section(provider="cpu", linear="auto", attention="auto"), plugins) == ()
     (named,) = choose_offered(section(linear="swift"), plugins)
     assert named.required

@@ -78,7 +78,8 @@ def _refuse_variant_attention(config: RunConfig, environment: Mapping[str, str])
     if asked == _VARIANT_ATTENTION and mode != "0":
         raise PolicyError(
             f"rollout.vllm.attention_backend = {asked!r} with {BATCH_INVARIANT} = {mode!r}: vLLM's batch-invariant mode"
-            " refuses it, since it cuts queries into tiles by their mean number in the batch",
+            " refuses it, since it cuts queries into tiles by their mean number in the batch, and its decode kernel has"
+            " other bits than its prefill",
             remedy=f"Set FLASH_ATTN or TRITON_ATTN, or unset {BATCH_INVARIANT}; `vime verify batch` says what holds.",
             code="VIME-ENV-069",
         )

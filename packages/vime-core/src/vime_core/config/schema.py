@@ -286,14 +286,14 @@ class AlignmentSection(Section):
         default="cpu", description="Implementation of the contract's operations: cpu, cuda or reference."
     )
     linear: str = Field(
-        default="own",
-        description="Kernels of its linear: own; those named, such as deepgemm, which must have its bits; or auto:"
-        " those offered, weight by weight, where they have its bits.",
+        default="auto",
+        description="Kernels of its linear: auto: those offered to the provider, weight by weight, where they have its"
+        " bits; own: none of them; or those named, such as deepgemm, which must have its bits.",
     )
     attention: str = Field(
-        default="own",
-        description="Kernels of its attention: own; those named, such as fa3; or auto: those offered, for the head"
-        " sizes that they cover. They have bits of their own.",
+        default="auto",
+        description="Kernels of its attention, which have bits of their own: auto: those offered to the provider, for"
+        " the head sizes that they cover; own: none of them; or those named, such as fa3.",
     )
 
 
