@@ -64,6 +64,9 @@ def serve(pipe: Connection, files: list[Path], settings: list[str]) -> None:
     from vime_core.config.load import load_config
     from vime_core.loop.sides import checked_policy, open_sides, ready_parts
 
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     try:
         config, plugins = load_config(files, settings)
         parts = ready_parts(config, checked_policy(config, plugins), plugins)
@@ -191,6 +194,15 @@ class Worker:
             share = event.self_device_time_total / 1e3
             lines.append(f"  {share:>9.2f} ms {share / busy:>6.1%} {event.count:>6} x {event.key[:70]}")
         return "\n".join(lines)
+
+    def profile_rollout(self, count: int, rows: int) -> str:
+        """Where a decode step of ``count`` requests spends its time: the host's first, then the GPU's by kernel."""
+        found: list[str] = []
+        for kernels in (False, True):
+            self.sides.rollout.call("engine_profile:begin", count, kernels)
+            self.rollout(count)
+            found += self.sides.rollout.call("engine_profile:end", rows)
+        return f"rollout of {count}: " + "\n".join(found)
 
     def profile_update(self) -> str:
         """Where a weight update's time goes: what the driver waits for, by call, and the rest."""
@@ -332,7 +344,7 @@ def main() -> None:
     parser.add_argument("--sides", default="stock,own", help=f"of {', '.join(SIDES)}")
     parser.add_argument("--one-by-one", action="store_true", help="never hold two sides in the GPU's memory")
     parser.add_argument(
-        "--profile", action="store_true", help="also print where train step and update spend their time"
+        "--profile", action="store_true", help="also print where rollout, update and train step spend their time"
     )
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     arguments = parser.parse_args()
@@ -366,7 +378,9 @@ def compare(arguments: argparse.Namespace, names: list[str], folder: Path, measu
         with opened(group, arguments.configs, settings) as sides:
             measure(sides, tasks, arguments.rounds, measured)
             for name, side in sides.items() if arguments.profile else ():
-                print(f"{name}: {side.ask('profile_update')}\n{name}: {side.ask('profile_train', 14)}", flush=True)
+                asked = [*(("profile_rollout", n, 14) for n in sizes), ("profile_update",), ("profile_train", 14)]
+                for what in asked:
+                    print(f"{name}: {side.ask(*what)}", flush=True)
 
 
 def print_table(model: str, names: list[str], measured: Measured) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,3 +82,31 @@ def test_a_side_that_cannot_start_ends_with_its_error(gpu: ModuleType, tmp_path:
         gpu.opened(["own"], [absent], {"own": []}),
     ):
         pytest.fail("it started")
+
+
+class Runner:
+    """What a profile watches of a model runner."""
+
+    def execute_model(self, scheduler_output: SimpleNamespace) -> str:
+        return f"ran {scheduler_output.total_num_scheduled_tokens}"
+
+    def sample_tokens(self) -> str:
+        return "sampled"
+
+
+def test_a_profile_counts_decode_steps_of_its_requests_and_leaves_the_runner_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    engine_profile, runner = import_module("engine_profile"), Runner()
+    worker = SimpleNamespace(model_runner=runner)
+    engine_profile.begin(worker, 2, False)
+    for tokens in ([64, 64], [1, 1], [1, 1], [1, 1], [1]):
+        scheduled = SimpleNamespace(total_num_scheduled_tokens=sum(tokens), num_scheduled_tokens=tokens)
+        assert runner.execute_model(scheduled) == f"ran {sum(tokens)}"
+        assert runner.sample_tokens() == "sampled"
+    found = engine_profile.end(worker, 3)
+    assert re.fullmatch(
+        r"3 decode steps, from one to the next [\d.]+ ms, of it execute_model [\d.]+ ms, sample_tokens [\d.]+ ms", found
+    )
+    assert not vars(runner)

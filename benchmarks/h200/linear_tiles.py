@@ -7,7 +7,8 @@ Every candidate is compared with the provider's own kernel on every M, then time
 (torch's default). Small: M of decode, where the weight's bytes are the bound; large: M of prefill and training.
 
 ``--provider`` times no candidate, only what a run has under each ``alignment.linear`` named, side by side: their bits
-are compared, and "fastest" is what a choice among them for each shape would reach. ``--warm`` alone times nothing.
+are compared, and "fastest" is what a choice among them for each shape would reach. Where none reaches 0.95 the kernels
+that cuBLAS and the last of them launch are named. ``--warm`` alone times nothing.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from vime_core.plugins.manager import PluginManager
 
 from linear_rows import L2_BYTES, SHAPES
 from measure import attempt, graph_us, table, unequal
-from timings import BASE, Timing, means, rows
+from timings import BASE, FASTEST, Timing, means, rows
 
 SMALL_ROWS, LARGE_ROWS = (1, 16, 64, 256), (256, 1024, 4096)
 PROVIDER_ROWS = (1, 16, 64, 256, 1024, 4096)
 COMPARED_ROWS = (1, 16, 64, 256, 4096)  # of the mean over all
+MISSED = 0.95  # of cuBLAS's speed
 HEAD_ROWS, HEAD = 256, 100_000  # no more rows for a vocabulary this wide
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -185,6 +187,25 @@ def timed_providers(names: Sequence[str]) -> None:
     )
     differing = sum(any(t.unequal.values()) for t in found)
     print(f"{len(found)} products compared, {differing} with other bits", flush=True)
+    misses = [t for t in found if (t.ratio(FASTEST, names) or MISSED) < MISSED]
+    named = {BASE: torch.nn.functional.linear, names[-1]: runs[names[-1]]}
+    table("kernels where all miss", ["layer", "M", *named], [[t.layer, t.m, *kernel_names(t, named)] for t in misses])
+
+
+def kernel_names(missed: Timing, runs: dict[str, Run]) -> list[str]:
+    """What each way launches for a layer and M."""
+    from torch.profiler import ProfilerActivity, profile
+
+    n, k = SHAPES[missed.layer]
+    x, w = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (missed.m, n))
+    found: list[str] = []
+    for run in runs.values():
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            run(x, w)
+            torch.cuda.synchronize()
+        launched = [event.key for event in seen.key_averages() if str(event.device_type).endswith("CUDA")]
+        found.append("; ".join(key[:150] for key in launched).replace("|", "/") or "none seen")
+    return found
 
 
 def timed_candidates(large: bool, linear: str) -> None:
