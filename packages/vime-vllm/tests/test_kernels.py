@@ -70,6 +70,63 @@ def test_a_compiling_process_that_fails_is_quoted() -> None:
         compiling.run_side_by_side([[(FORWARD, 1)]])
 
 
+@pytest.mark.parametrize("call", [FORWARD, HEAD, DX, DW], ids=str)
+@pytest.mark.parametrize("count", [1, 64])
+def test_operands_and_result_of_a_call_fit_together(call: LinearCall, count: int) -> None:
+    left, right, y = (torch.empty(*size, dtype=dtype, device="meta") for *size, dtype in deep_gemm.stored(call, count))
+    product = {
+        "forward": lambda: left @ right.t(), "input gradient": lambda: left @ right,
+        "weight gradient": lambda: left.t() @ right,
+    }[call.of]()  # fmt: skip
+    assert y.shape == product.shape
+    assert y.dtype == (torch.float32 if call.wide else torch.bfloat16)
+    assert deep_gemm.workspace_bytes([(call, count)]) == max(t.nbytes for t in (left, right, y))
+
+
+def test_as_many_processes_compile_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    workspace = deep_gemm.workspace_bytes([(HEAD, 832), (DW, 8192)])
+    assert workspace == 151936 * 896 * 2
+    each = workspace + compiling.CONTEXT_BYTES
+    assert compiling.processes(140 << 30, workspace) == compiling.MOST_PROCESSES
+    for room, expected in ((0, 1), (each, 1), (2 * each - 1, 1), (2 * each, 2), (7 * each, 7)):
+        assert compiling.processes(room, workspace) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("CUDA out of memory. Tried to allocate 168.00 MiB. GPU 0 has", compiling.OUT_OF_MEMORY),
+        ("CUDA error: out of memory", compiling.OUT_OF_MEMORY),
+        ("CUDA driver error: 2 (CUDA_ERROR_OUT_OF_MEMORY)", compiling.OUT_OF_MEMORY),
+        ("an illegal memory access was encountered", 1),
+    ],
+)
+def test_a_compiling_process_without_memory_ends_with_a_code_of_its_own(
+    message: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deep_gemm, "offer", lambda: f"DeepGEMM cannot be imported: {message}")
+    with pytest.raises(SystemExit) as caught:
+        compiling.main()
+    assert caught.value.code == code
+
+
+def test_parts_that_found_no_memory_are_compiled_again_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, ran = [[(FORWARD, count)] for count in (16, 32, 64)], list[list[int]]()
+
+    def full(limit: int, given: list[list[compiling.Task]]) -> list[list[compiling.Task]]:
+        ran.append([part[0][1] for part in given])
+        return given[limit:]
+
+    monkeypatch.setattr(compiling, "run_side_by_side", lambda given: full(1, given))
+    compiling.compile_in(parts)
+    assert ran == [[16, 32, 64], [32], [64]]
+    monkeypatch.setattr(compiling, "run_side_by_side", lambda given: full(0, given))
+    with pytest.raises(BackendError, match=r"ran out of GPU memory in one process alone: it needs 1\.0 GiB") as caught:
+        compiling.compile_in(parts)
+    assert "gpu_memory_utilization" in caught.value.remedy
+
+
 def test_a_call_is_compiled_once_whatever_else_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_key", lambda tasks: f"{len(tasks)} {tasks[0][0]}")  # the true one names the GPU
     tasks = {call: [(call, count) for count in deep_gemm.tokens(call)] for call in (FORWARD, DX, DW)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 import torch
 from numerics_support import assert_same, cpu, normal
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from vime_core.errors import ContractViolation, PolicyError
-from vime_core.numerics import AttentionSpec, KvCache, Operations, PagedBatch
+from vime_core.errors import BackendError, ContractViolation, PolicyError
+from vime_core.numerics import AttentionSpec, KvCache, Operations, PagedBatch, chosen_linear
 from vime_core.numerics.chosen_attention import with_attention
-from vime_core.numerics.chosen_linear import TOKENS, with_linear
-from vime_core.numerics.offers import AttentionOffer, LinearCall, LinearOffer
+from vime_core.numerics.chosen_linear import TOKENS, comparison_bytes, differences, with_linear
+from vime_core.numerics.offers import AttentionOffer, LinearCall, LinearOffer, Pass
 
 CPU = torch.device("cpu")
 N, K = 24, 40
@@ -95,8 +97,47 @@ def test_equal_kernels_serve_forward_and_both_gradients() -> None:
 def test_what_is_compared_are_the_offers_tokens_and_the_usual_ones() -> None:
     shelf = Shelf(tokens=(7, 257))
     shelf.operations().linear(bf16(1, 5, K), bf16(2, N, K))
-    assert [m for _, m in shelf.ran] == [*sorted({7, *(m for m in TOKENS if m <= 257)}), 5]
+    assert [m for _, m in shelf.ran] == [*sorted({7, *(m for m in TOKENS if m <= 257)}, reverse=True), 5]
     assert shelf.prepared == [FORWARD]
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes of tensors that were made under it and lived at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in found if isinstance(found, (list, tuple)) else (found,):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.live:
+                self.live[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, storage._cdata)
+        self.most = max(self.most, sum(self.live.values()))
+        return found
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("of", ["forward", "input gradient", "weight gradient"])
+def test_a_comparison_holds_no_more_memory_than_it_says(of: Pass, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chosen_linear, "_SLAB", 1000)
+    call, shelf = LinearCall(of, 200, 120, wide), Shelf(tokens=(1, 300))
+    with LiveBytes() as live:
+        assert not differences(cpu().kernels.linear, shelf.offer, call, CPU)
+    most = comparison_bytes(call, 300)
+    assert most / 2 < live.most <= most
+
+
+def test_a_comparison_without_memory_says_so_and_what_it_needs() -> None:
+    def full(_call: LinearCall, _left: Tensor, _y: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    ops = Shelf(full).operations()
+    with pytest.raises(BackendError, match=r"comparing toy .* forward 24x40 ran out of GPU memory; it needs 0\.2 GiB"):
+        ops.linear(bf16(1, 2, K), bf16(2, N, K))
+    assert ops.kernels.choices() == {}
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 64, 300])

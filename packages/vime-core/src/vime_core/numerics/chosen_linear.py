@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from vime_core.errors import ContractViolation
+from vime_core.errors import BackendError, ContractViolation
 from vime_core.numerics.kernels import Kernels
 from vime_core.numerics.offers import LinearCall, LinearOffer, Pass
 
@@ -22,6 +22,7 @@ Linear = Callable[[Tensor, Tensor, Tensor | None, int, bool], Tensor]
 TOKENS = (1, 2, 3, 16, 17, 63, 64, 65, 128, 255, 256, 257, 1024, 4096)
 """Numbers of tokens that every choice is tried with, beside those that the offer names."""
 _BYTES = 16  # what the tensor copy engine wants addresses and strides to be multiples of
+_SLAB = 1 << 24  # elements that are drawn or compared at a time
 _BITS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
 log = logging.getLogger(__name__)
@@ -59,17 +60,18 @@ class ChosenLinear:
         return dict(sorted(found.items()))
 
     def settle(self, calls: Iterable[LinearCall], device: torch.device) -> None:
-        """Build and compare what is offered for ``calls``.
+        """Build and compare what is offered for ``calls``; what it took of a GPU's memory is given back.
 
         Raises:
             ContractViolation: the offer is required, and a call that it covers has other bits.
+            BackendError: the GPU has less memory left than a comparison takes.
         """
         new = [call for call in dict.fromkeys(calls) if call not in self.settled]
         self.settled.update((call, why) for call in new if (why := self._excluded(call)))
         covered = [call for call in new if call not in self.settled]
         self.offer.prepare(covered)
         for call in covered:
-            why = differences(self.own, self.offer, call, device)
+            why = self._compared(call, device)
             if why and self.required:
                 raise _other_bits(self.offer.name, call, why)
             self.settled[call] = why
@@ -80,6 +82,15 @@ class ChosenLinear:
         weights = [(call.n, call.k) for call in self.settled if call.of == "forward"]
         passes: tuple[Pass, ...] = ("input gradient", "weight gradient")
         self.settle([LinearCall(of, n, k, wide=False) for of in passes for n, k in weights], device)
+
+    def _compared(self, call: LinearCall, device: torch.device) -> str:
+        try:
+            return differences(self.own, self.offer, call, device)
+        except torch.OutOfMemoryError as error:
+            raise _no_memory(self.offer, call) from error
+        finally:
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # of every size that was compared; engine and trainer share the GPU
 
     def _excluded(self, call: LinearCall) -> str:
         """Why a call is not even compared; empty: it is."""
@@ -119,32 +130,58 @@ def call_of(x: Tensor, weight: Tensor, *, wide: bool, bias: bool) -> LinearCall 
 
 
 def differences(own: Linear, offer: LinearOffer, call: LinearCall, device: torch.device) -> str:
-    """Where the two differ in a bit or give NaN; empty: nowhere. Some columns of the values are large, as in models."""
-    named = sorted(set(offer.tokens(call)))
-    sizes = sorted({*named, *(m for m in TOKENS if named and m <= named[-1])})
+    """Where the two differ in a bit or give NaN; empty: nowhere. Some columns of the values are large, as in models.
+
+    Many tokens come first: PyTorch cuts memory for few out of what many left, but not the other way round.
+    """
+    sizes = compared_tokens(offer, call)
     if not sizes:
         return "nothing compared"
     made = torch.Generator(device).manual_seed(call.n + call.k)
-    left, right = (_values(rows, columns, made) for rows, columns in _stored(call, sizes[-1]))
-    whole = own(*_as_linear(call, left, right), None, 1, call.wide)
+    left, right = (_values(rows, columns, made) for rows, columns in _stored(call, sizes[0]))
+    summed = call.of == "weight gradient"  # over tokens: no row of the result is one token's
+    whole = None if summed else own(*_as_linear(call, left, right), None, 1, call.wide)
     wrong: dict[int, int] = {}
     for m in sizes:
-        some = left[:m], right[:m] if call.of == "weight gradient" else right
-        # Of the own kernel every row is the same for any number of rows; where tokens are summed over, there is no row.
-        sliced = call.of != "weight gradient" and m not in TOKENS
-        want = whole[:m] if sliced else own(*_as_linear(call, *some), None, 1, call.wide)
+        some = left[:m], right[:m] if summed else right
+        # Of the own kernel every row is the same for any number of rows.
+        sliced = whole is not None and m not in TOKENS
+        want = whole[:m] if whole is not None and sliced else own(*_as_linear(call, *some), None, 1, call.wide)
         if count := _unequal(offer.run(call, *some), want):
             wrong[m] = count
     if wrong:
-        return f"{offer.name} differs at M = {', '.join(map(str, wrong))}: {sum(wrong.values())} elements"
+        return f"{offer.name} differs at M = {', '.join(map(str, sorted(wrong)))}: {sum(wrong.values())} elements"
     return ""
+
+
+def compared_tokens(offer: LinearOffer, call: LinearCall) -> list[int]:
+    """The numbers of tokens that a choice is tried with: the offer's, and the usual ones up to its most; descending."""
+    named = sorted(set(offer.tokens(call)))
+    return sorted({*named, *(m for m in TOKENS if named and m <= named[-1])}, reverse=True)
+
+
+def comparison_bytes(call: LinearCall, tokens: int) -> int:
+    """The most memory that `differences` holds at once with up to so many ``tokens``.
+
+    Both operands and the copies that the own kernel makes of them, the own result (twice, where rows of that of all
+    tokens are compared too), the offered one, and what is drawn or compared at a time.
+    """
+    operands = sum(rows * columns for rows, columns in _stored(call, tokens))
+    result = call.n * call.k if call.of == "weight gradient" else tokens * (call.n if call.of == "forward" else call.k)
+    results = 2 if call.of == "weight gradient" else 3
+    return 4 * operands + results * result * (4 if call.wide else 2) + _SLAB * 12
 
 
 def _unequal(got: Tensor, want: Tensor) -> int:
     if got.shape != want.shape or got.dtype != want.dtype:
         return want.numel()
-    bits = _BITS[want.dtype]
-    return int(((got.view(bits) != want.view(bits)) | got.isnan()).sum())
+    bits, rows = _BITS[want.dtype], _slab_rows(want)
+    parts = zip(torch.split(got, rows), torch.split(want, rows), strict=True)
+    return sum(int(((a.view(bits) != b.view(bits)) | a.isnan()).sum()) for a, b in parts)
+
+
+def _slab_rows(matrix: Tensor) -> int:
+    return max(1, _SLAB // max(1, matrix.shape[-1]))
 
 
 def _stored(call: LinearCall, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -166,9 +203,12 @@ def _as_linear(call: LinearCall, left: Tensor, right: Tensor) -> tuple[Tensor, T
 
 def _values(rows: int, columns: int, made: torch.Generator) -> Tensor:
     # vLLM builds models under another default dtype: both sides must draw the same
-    x = torch.randn(rows, columns, generator=made, device=made.device, dtype=torch.float32)
     large = torch.rand(columns, generator=made, device=made.device, dtype=torch.float32) < 0.01
-    return (x * (1.0 + 30.0 * large)).bfloat16()
+    scale, values = 1.0 + 30.0 * large.float(), torch.empty(rows, columns, dtype=torch.bfloat16, device=made.device)
+    for part in torch.split(values, _slab_rows(values)):
+        x = torch.randn(part.shape, generator=made, device=made.device, dtype=torch.float32)
+        part.copy_(x.mul_(scale))
+    return values
 
 
 def _turned(matrix: Tensor) -> bool:
@@ -186,4 +226,14 @@ def _other_bits(name: str, call: LinearCall, why: str) -> ContractViolation:
         f"alignment.linear = {name!r} cannot serve the {call}: {why}",
         remedy='Set alignment.linear = "auto" to keep the provider\'s own kernel there, or "own".',
         code="VIME-ALIGN-010",
+    )
+
+
+def _no_memory(offer: LinearOffer, call: LinearCall) -> BackendError:
+    needed = comparison_bytes(call, max(offer.tokens(call))) / (1 << 30)
+    return BackendError(
+        f"comparing {offer.name} with the provider's own {call} ran out of GPU memory; it needs {needed:.1f} GiB",
+        remedy="Lower rollout.vllm.gpu_memory_utilization or set rollout.vllm.kv_cache_gib, free the GPU of other"
+        ' processes, or set alignment.linear = "own".',
+        code="VIME-ALIGN-015",
     )

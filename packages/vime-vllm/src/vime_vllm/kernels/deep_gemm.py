@@ -76,20 +76,28 @@ def most_rows(call: LinearCall) -> int:
 
 def run(call: LinearCall, left: Tensor, right: Tensor) -> Tensor:
     """See `LinearOffer.run`."""
-    shape = {
-        "forward": (len(left), call.n),
-        "input gradient": (len(left), call.k),
-        "weight gradient": (call.n, call.k),
-    }[call.of]
-    y = torch.empty(shape, dtype=torch.float32 if call.wide else torch.bfloat16, device=left.device)
+    *_, (rows, columns, dtype) = stored(call, len(left))
+    y = torch.empty(rows, columns, dtype=dtype, device=left.device)
+    _multiply(call, left, right, y)
+    return y
+
+
+def _multiply(call: LinearCall, left: Tensor, right: Tensor, y: Tensor) -> None:
     if call.of == "weight gradient":
         _library().bf16_gemm_tn(left, right, y, compiled_dims="")
-        return y
+        return
     multiply = _library().bf16_gemm_nt if call.of == "forward" else _library().bf16_gemm_nn
     most = most_rows(call)
     for start in range(0, len(left), most):
         multiply(left[start : start + most], right, y[start : start + most], compiled_dims="")
-    return y
+
+
+def stored(call: LinearCall, count: int) -> tuple[tuple[int, int, torch.dtype], ...]:
+    """Rows, columns and dtype of left and right operand and result of ``count`` tokens."""
+    x, dy, weight = (count, call.k), (count, call.n), (call.n, call.k)
+    sizes = {"forward": (x, weight, dy), "input gradient": (dy, weight, x), "weight gradient": (dy, x, weight)}[call.of]
+    dtypes = (torch.bfloat16, torch.bfloat16, torch.float32 if call.wide else torch.bfloat16)
+    return tuple((*size, dtype) for size, dtype in zip(sizes, dtypes, strict=True))
 
 
 @cache
@@ -98,10 +106,20 @@ def _library() -> Any:
 
 
 def run_all(calls: Sequence[tuple[LinearCall, int]]) -> None:
-    """Run each call once on zeros, which compiles its kernel."""
+    """Run each call once on zeros, which compiles its kernel, in `workspace_bytes` of GPU memory.
+
+    Operands and result are one buffer: products of zeros leave it as it is.
+    """
+    zeros = torch.zeros(workspace_bytes(calls), dtype=torch.uint8, device="cuda")
     for call, count in calls:
-        left = call.n if call.of != "forward" else call.k
-        rows, columns = (count, call.k) if call.of == "weight gradient" else (call.n, call.k)
-        zeros = [torch.zeros(*size, dtype=torch.bfloat16, device="cuda") for size in ((count, left), (rows, columns))]
-        run(call, zeros[0], zeros[1])
+        left, right, y = (
+            zeros[: rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
+            for rows, columns, dtype in stored(call, count)
+        )
+        _multiply(call, left, right, y)
     torch.cuda.synchronize()
+
+
+def workspace_bytes(calls: Sequence[tuple[LinearCall, int]]) -> int:
+    """The largest operand or result of these calls."""
+    return max(rows * columns * dtype.itemsize for task in calls for rows, columns, dtype in stored(*task))
