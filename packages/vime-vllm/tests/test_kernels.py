@@ -122,9 +122,23 @@ def test_parts_that_found_no_memory_are_compiled_again_one_after_another(monkeyp
     compiling.compile_in(parts)
     assert ran == [[16, 32, 64], [32], [64]]
     monkeypatch.setattr(compiling, "run_side_by_side", lambda given: full(0, given))
-    with pytest.raises(BackendError, match=r"ran out of GPU memory in one process alone: it needs 1\.0 GiB") as caught:
+    with pytest.raises(BackendError, match=r"ran out of GPU memory in a process that needs 1\.0 GiB") as caught:
         compiling.compile_in(parts)
     assert "gpu_memory_utilization" in caught.value.remedy
+
+
+def test_a_process_without_memory_for_what_others_compiled_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_tasks: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setenv(deep_gemm.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(compiling, "missing", lambda *_: {})
+    monkeypatch.setattr(deep_gemm, "run_all", full)
+    with pytest.raises(BackendError, match=r"ran out of GPU memory in a process that needs 0\.3 GiB") as caught:
+        compiling.compile_all([HEAD])
+    assert caught.value.code == "VIME-ALIGN-015"
 
 
 def test_a_call_is_compiled_once_whatever_else_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,10 @@ def compile_all(calls: Sequence[LinearCall]) -> None:
         done.parent.mkdir(parents=True, exist_ok=True)
         done.write_text(json.dumps(str(call)))
     if every := [task for some in tasks.values() for task in some]:
-        run_all(every)
+        try:
+            run_all(every)
+        except torch.OutOfMemoryError as error:
+            raise _no_memory(workspace_bytes(every)) from error
 
 
 def processes(free: int, workspace: int) -> int:
@@ -140,7 +143,7 @@ def _failure(what: str) -> BackendError:
 
 def _no_memory(needed: int) -> BackendError:
     return BackendError(
-        f"compiling DeepGEMM's kernels ran out of GPU memory in one process alone: it needs {needed / 2**30:.1f} GiB",
+        f"compiling DeepGEMM's kernels ran out of GPU memory in a process that needs {needed / 2**30:.1f} GiB",
         remedy="Lower rollout.vllm.gpu_memory_utilization or set rollout.vllm.kv_cache_gib, free the GPU of other"
         ' processes, or set alignment.linear = "own".',
         code="VIME-ALIGN-015",
