@@ -20,7 +20,7 @@ def begin(worker: Any, requests: int, kernels: bool) -> None:
     """Watch decode steps of so many requests: their times, or with ``kernels`` what the GPU does in them."""
     runner = worker.model_runner
     usual = {name: getattr(runner, name) for name in PARTS}
-    _seen.update(runner=runner, usual=usual, starts=[], times={name: [] for name in PARTS}, decodes=False)
+    _seen.update(runner=runner, starts=[], times={name: [] for name in PARTS}, decodes=False)
 
     def watched(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -70,9 +70,14 @@ def _profiler() -> Any:
     return profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]).__enter__()
 
 
-def _kernels(profiler: Any, decodes: int, steps: int, rows: int) -> str:
+def kernels_of(profiler: Any) -> list[Any]:
+    """What ran on the GPU, by name, the longest first."""
     found = [event for event in profiler.key_averages() if str(event.device_type).endswith("CUDA")]
-    found.sort(key=lambda event: -event.self_device_time_total)
+    return sorted(found, key=lambda event: -event.self_device_time_total)
+
+
+def _kernels(profiler: Any, decodes: int, steps: int, rows: int) -> str:
+    found = kernels_of(profiler)
     busy = sum(event.self_device_time_total for event in found)
     lines = [
         f"{steps} steps, {decodes} of them decodes; the GPU is busy for {busy / 1e3 / max(1, steps):.3f} ms a step"

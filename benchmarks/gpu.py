@@ -35,6 +35,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from engine_profile import kernels_of
 from shapes import write_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -186,8 +187,7 @@ class Worker:
             start = time.perf_counter()
             self.train()
             elapsed = time.perf_counter() - start
-        kernels = [event for event in found.key_averages() if str(event.device_type).endswith("CUDA")]
-        kernels.sort(key=lambda event: -event.self_device_time_total)
+        kernels = kernels_of(found)
         busy = sum(event.self_device_time_total for event in kernels) / 1e3
         lines = [f"train step {elapsed * 1e3:.0f} ms (profiled), of it kernels {busy:.0f} ms"]
         for event in kernels[:rows]:
