@@ -115,12 +115,29 @@ def pointwise(c: Cases) -> None:
         for inverse in (False, True):
             options = (positions, table, interleaved, inverse)
             c.near(f"rope {interleaved} {inverse}", c.ours.rope(x, *options), c.reference.rope(x, *options))
+    qkv, options = c.normal(9, 7, 48), (positions, table, False, False)
+    apart = torch.cat([c.ours.rope(part.clone(), *options) for part in qkv[:, :5].split([4, 1], 1)], 1)
+    c.same("rope of queries and keys side by side", c.ours.rope(qkv[:, :5], *options), apart)
     gate_up, dh = c.normal(9, 70), c.normal(9, 35)
     c.near("swiglu", c.ours.swiglu(gate_up), c.reference.swiglu(gate_up))
     c.near("swiglu backward", c.ours.swiglu_backward(dh, gate_up), c.reference.swiglu_backward(dh, gate_up))
     gate_up, dh = c.normal(2, 2100), c.normal(2, 1050)
     c.near("wide swiglu", c.ours.swiglu(gate_up), c.reference.swiglu(gate_up))
     c.near("wide swiglu backward", c.ours.swiglu_backward(dh, gate_up), c.reference.swiglu_backward(dh, gate_up))
+
+
+def writing(c: Cases) -> None:
+    """Keys and values of different strides, slots in no order and padding, into caches alike and of different strides."""
+    joint, slots = c.normal(9, 6, 24), torch.tensor([7, -1, 0, 39, 8, -1, 12], device=c.device)
+    k, v, both = joint[:, 1:3], c.normal(9, 2, 24), c.normal(5, 2, 2 * PAGE, 24)
+    unlike = c.normal(5, 2, PAGE, 24), c.normal(5, PAGE, 2, 24).transpose(1, 2)
+    for name, caches in (("alike", both.chunk(2, 2)), ("unlike", unlike)):
+        found, expected = (KvCache(*(t.clone(memory_format=torch.preserve_format) for t in caches)) for _ in range(2))
+        c.ours.write_kv(k, v, found, slots)
+        c.reference.write_kv(k, v, expected, slots)
+        c.same(f"keys in a cache {name}", found.keys, expected.keys)
+        c.same(f"values in a cache {name}", found.values, expected.values)
+        c.found[f"control: nothing written, {name}"] = float(torch.equal(found.values, caches[1]))
 
 
 def scoring(c: Cases) -> None:
@@ -200,7 +217,7 @@ def paged(c: Cases, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Ten
 
 def run(device: str, dtype: torch.dtype) -> dict[str, float]:
     cases = Cases(device, dtype)
-    for case in (linear, embedding, norm, pointwise, scoring, draws, attention):
+    for case in (linear, embedding, norm, pointwise, writing, scoring, draws, attention):
         case(cases)
     return cases.found
 

@@ -75,16 +75,19 @@ def gated_backward(dh_ptr, x_ptr, dx_ptr, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def copy_to_slots(
-    x_ptr, cache_ptr, slot_ptr, head_dim, page, x_token, x_head, c_page, c_head, c_slot, BLOCK: tl.constexpr
-):
-    """One head of one token to its slot; a negative slot is padding."""
+    k_ptr, v_ptr, keys_ptr, values_ptr, slot_ptr, head_dim, page, k_token, k_head, v_token, v_head,
+    keys_page, keys_head, keys_slot, values_page, values_head, values_slot, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Key and value of one head of one token to its slot; a negative slot is padding."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot = tl.load(slot_ptr + token).to(tl.int64)
     if slot >= 0:
-        column = tl.arange(0, BLOCK)
-        value = tl.load(x_ptr + token * x_token + head * x_head + column, mask=column < head_dim, other=0.0)
-        target = cache_ptr + (slot // page) * c_page + head * c_head + (slot % page) * c_slot
-        tl.store(target + column, value, mask=column < head_dim)
+        block, place, column = slot // page, slot % page, tl.arange(0, BLOCK)
+        mask = column < head_dim
+        key = tl.load(k_ptr + token * k_token + head * k_head + column, mask=mask, other=0.0)
+        value = tl.load(v_ptr + token * v_token + head * v_head + column, mask=mask, other=0.0)
+        tl.store(keys_ptr + block * keys_page + head * keys_head + place * keys_slot + column, key, mask=mask)
+        tl.store(values_ptr + block * values_page + head * values_head + place * values_slot + column, value, mask=mask)
 
 
 def rope(x: Tensor, positions: Tensor, table: Tensor, interleaved: bool, inverse: bool) -> Tensor:
@@ -122,9 +125,9 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
 def write_kv(k: Tensor, v: Tensor, cache: KvCache, slots: Tensor) -> None:
     """Copies k and v (T, KV heads, dim) to ``slots`` without waiting for the device: decode graphs capture it."""
     heads, head_dim = k.shape[1:]
-    for x, pages in ((k, cache.keys), (v, cache.values)):
-        if len(slots):
-            copy_to_slots[(len(slots), heads)](
-                x, pages, slots, head_dim, pages.shape[2], x.stride(0), x.stride(1), pages.stride(0),
-                pages.stride(1), pages.stride(2), BLOCK=power_of_2(head_dim), num_warps=1,
-            )  # fmt: skip
+    keys, values = cache.keys, cache.values
+    if len(slots):
+        copy_to_slots[(len(slots), heads)](
+            k, v, keys, values, slots, head_dim, keys.shape[2], k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            *keys.stride()[:3], *values.stride()[:3], BLOCK=power_of_2(head_dim), num_warps=1,
+        )  # fmt: skip
