@@ -24,7 +24,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         heads, kv_heads, dim = structure.heads, structure.kv_heads, structure.head_dim
         sizes = (heads * dim, kv_heads * dim, kv_heads * dim)
-        self.head_dim, self.sizes, self.taps = dim, sizes, _tap_names(layer)
+        self.head_dim, self.heads, self.taps = dim, (heads, kv_heads, kv_heads), _tap_names(layer)
         parts = ("q_proj", "k_proj", "v_proj")
         self.qkv_proj = Linear(operations, structure.hidden, sizes, bias=structure.qkv_bias, parts=parts)
         self.q_norm = RmsNorm(operations, dim, structure.eps) if structure.qk_norm else None
@@ -41,11 +41,15 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
         """The layer's attention output (T, H) of normed x (T, H) at positions (T)."""
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.sizes, -1))
-        q = q if self.q_norm is None else self.q_norm(q)[0]
-        k = k if self.k_norm is None else self.k_norm(k)[0]
-        self._tap(positions, q=q, k=k, v=v)
-        q, k = rope(q, positions), rope(k, positions)
+        rows = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+        q, k, v = rows.split(self.heads, 1)
+        if self.q_norm is None or self.k_norm is None:  # side by side as they were projected: turned by one kernel
+            self._tap(positions, q=q, k=k, v=v)
+            q, k = rope(rows[:, : -self.heads[2]], positions).split(self.heads[:2], 1)
+        else:
+            q, k = self.q_norm(q)[0], self.k_norm(k)[0]
+            self._tap(positions, q=q, k=k, v=v)
+            q, k = rope(q, positions), rope(k, positions)
         self._tap(positions, q_rope=q, k_rope=k)
         attended = self.attn(q, k, v)
         output = self.o_proj(attended)
