@@ -127,7 +127,7 @@ def pointwise(c: Cases) -> None:
 
 
 def writing(c: Cases) -> None:
-    """Keys and values of different strides, slots in no order and padding, into caches alike and of different strides."""
+    """Keys and values of different strides, padding among their slots, into caches alike and unlike."""
     joint, slots = c.normal(9, 6, 24), torch.tensor([7, -1, 0, 39, 8, -1, 12], device=c.device)
     k, v, both = joint[:, 1:3], c.normal(9, 2, 24), c.normal(5, 2, 2 * PAGE, 24)
     unlike = c.normal(5, 2, PAGE, 24), c.normal(5, PAGE, 2, 24).transpose(1, 2)
