@@ -60,11 +60,11 @@ def read_the_last_request(worker: Any) -> None:
     """The first request of a batch reads a page of the last one in the place of its own last page."""
 
     def make(attend: Any) -> Any:
-        def wrong(q: Tensor, cache: Any, batch: Any, spec: Any) -> Tensor:
+        def wrong(q: Tensor, cache: Any, batch: Any, spec: Any, result: Tensor) -> None:
             table = batch.block_table.clone()
             column = (int(batch.seq_lens[0]) - 1) // cache.keys.shape[2]
             table[0, column] = table[len(batch.seq_lens) - 1, column]
-            return attend(q, cache, replace(batch, block_table=table), spec)
+            attend(q, cache, replace(batch, block_table=table), spec, result)
 
         return wrong
 
@@ -75,14 +75,13 @@ def nudge_late_positions(worker: Any, first: int) -> None:
     """Attention is one ulp off in one element of every query at position ``first`` or later, and right before."""
 
     def make(attend: Any) -> Any:
-        def wrong(q: Tensor, cache: Any, batch: Any, spec: Any) -> Tensor:
-            result = attend(q, cache, batch, spec)
+        def wrong(q: Tensor, cache: Any, batch: Any, spec: Any, result: Tensor) -> None:
+            attend(q, cache, batch, spec, result)
             for number, length in enumerate(batch.seq_lens.tolist()):
                 begin, end = batch.query_start[number : number + 2].tolist()
                 late = max(begin, end - max(0, length - first))
                 bits = torch.int16 if result.dtype == torch.bfloat16 else torch.int32
                 result[late:end].view(bits).flatten(1)[:, 0] += 1
-            return result
 
         return wrong
 

@@ -112,6 +112,37 @@ def test_fa3_gives_a_query_the_same_bits_in_every_phase(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_padding_of_a_decode_graph_is_not_written_and_reaches_no_token(
+    offered: Operations, layout: tuple[int, int, int]
+) -> None:
+    """Queries as they lie beside keys and values in a projection; padded to 8 requests, the padding's rows hold NaN."""
+    size, heads, kv_heads = layout
+    q, k, v = (normal(i, LENGTH, h, size) for i, h in enumerate((heads, kv_heads, kv_heads)))
+    cache, table = pages(k, v, 16)
+    at = [3, 64, 127, 128, LENGTH - 1]
+    want = ask(offered, q, cache, table, [(i, i + 1) for i in at])
+    projected = torch.full((8, heads + 2 * kv_heads, size), torch.nan, dtype=q.dtype, device="cuda")
+    projected[:5, :heads] = q[at]
+    starts = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5, 5], dtype=torch.int32, device="cuda")
+    lengths = torch.tensor([*(i + 1 for i in at), 0, 0, 0], dtype=torch.int32, device="cuda")
+    batch = PagedBatch(starts, lengths, table.expand(8, -1).contiguous(), 1)
+    for operations, exact in ((offered, want), (load_provider("cuda"), None)):
+        o = torch.full((8, heads, size), 7.0, dtype=q.dtype, device="cuda")
+        operations.attention_paged(projected[:, :heads], cache, batch, AttentionSpec(size**-0.5), o)
+        assert exact is None or unequal(o[:5], exact) == 0
+        assert bool((o[5:] == 7).all())
+        assert not bool(o.isnan().any())
+    x, w = normal(3, 8, 576), normal(4, 1536, 576)
+    whole = offered.linear(x, w)
+    assert (
+        unequal(
+            offered.linear(x.masked_fill((torch.arange(8, device="cuda") > 4)[:, None], torch.nan), w)[:5], whole[:5]
+        )
+        == 0
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_fa3_and_its_gradient_compute_attention(offered: Operations, layout: tuple[int, int, int]) -> None:
     size, heads, kv_heads = layout
     tensors = [normal(i, LENGTH, h, size).requires_grad_() for i, h in enumerate((heads, kv_heads, kv_heads))]

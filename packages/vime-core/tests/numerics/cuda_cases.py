@@ -52,10 +52,12 @@ class Cases:
         self.found[f"equal: {name}"] = float(((a != b) | a.isnan() | b.isnan()).sum())
 
     def rows(self, name: str, operation: Callable[[Tensor], Tensor], rows: Tensor) -> None:
-        """A row alone, and all rows reversed."""
+        """A row alone, all rows reversed, and beside rows of NaN, as the padding of a step may be."""
         whole = operation(rows)
         self.same(f"{name}, alone", torch.cat([operation(rows[i : i + 1]) for i in (0, len(rows) - 1)]), whole[[0, -1]])
         self.same(f"{name}, reversed", operation(rows.flip(0)).flip(0), whole)
+        spoiled = torch.where(torch.arange(len(rows), device=self.device)[:, None] % 3 > 0, rows, torch.nan)
+        self.same(f"{name}, beside NaN", operation(spoiled)[1::3], whole[1::3])
 
 
 def linear(c: Cases) -> None:
@@ -104,6 +106,12 @@ def norm(c: Cases) -> None:
             c.reference.add_rms_norm_backward(dy, stream, r, w, 1e-5),
         )  # fmt: skip
     c.rows("norm", lambda rows: c.ours.add_rms_norm(rows, None, w, 1e-5)[0], x)
+    heads = c.normal(9, 5, 70)
+    for part in (heads[:, :3], heads[:, 3:4], heads[:, :, 10:60]):
+        gain, name = w[: part.shape[-1]], f"norm of heads {part.shape[1:]}"
+        c.same(
+            name, c.ours.add_rms_norm(part, None, gain, 1e-5)[0], c.ours.add_rms_norm(part.clone(), None, gain, 1e-5)[0]
+        )
     wide, gain = c.normal(3, 1000), c.normal(1001)
     moved, y = torch.cat([gain[:1], wide.flatten()])[1:].view(3, 1000), c.ours.add_rms_norm(wide, None, gain[1:], 1e-5)
     c.same("norm at another address", c.ours.add_rms_norm(moved, None, gain[1:].clone(), 1e-5)[0], y[0])
@@ -203,14 +211,19 @@ def paged(c: Cases, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Ten
         slots = [table[s][p // PAGE] * PAGE + p % PAGE for (s, _), p in zip(step, positions, strict=True)]
         at = torch.cat([CU[2 + s] + p for (s, _), p in zip(step, positions, strict=True)])
         padded, slot = torch.cat([at, at[:1]]), torch.cat([*slots, torch.tensor([-1])])
-        c.ours.write_kv(k[padded], v[padded], cache, slot.to(c.device))
+        queries, new_keys, new_values = q[padded], k[padded], v[padded]
+        for tensor in (queries, new_keys, new_values):
+            tensor[len(at) :] = torch.nan
+        c.ours.write_kv(new_keys, new_values, cache, slot.to(c.device))
         for s, n in step:
             done[s] += n
         starts = torch.tensor([0, *(n for _, n in step)]).cumsum(0)
         batch = PagedBatch(*(t.to(c.device) for t in (starts, torch.tensor([done[s] for s, _ in step]),
                                                       table[[s for s, _ in step]])))  # fmt: skip
-        o = c.ours.attention_paged(q[at], cache, batch, spec)
-        for (s, n), part in zip(step, o.split([n for _, n in step]), strict=True):
+        o = torch.full((len(at) + 1, *q.shape[1:]), 7.0, device=c.device, dtype=c.dtype)
+        c.ours.attention_paged(queries, cache, batch, spec, o)
+        assert bool((o[len(at) :] == 7).all()), "a row that no request asks was written"
+        for (s, n), part in zip(step, o[: len(at)].split([n for _, n in step]), strict=True):
             parts[s].append((done[s], part[:n]))
     return torch.cat([part for sequence in parts for _, part in sorted(sequence, key=lambda p: p[0])])
 

@@ -193,7 +193,7 @@ def paged(kernels: Kernels, name: str, spec: AttentionSpec, qkv: tuple[Tensor, T
         yield Case(f"write_kv {layout} {name}", partial(_write, kernels), (k, v, padded, *caches))
         kernels.write_kv(k, v, KvCache(*caches), slots)
         asked = partial(_attend, kernels, spec)
-        yield Case(f"attention_paged {layout} {name}", asked, (q[8:], *caches, *where))
+        yield Case(f"attention_paged {layout} {name}", asked, (q[8:], torch.zeros_like(q[8:]), *caches, *where))
 
 
 def _write(kernels: Kernels, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> Results:
@@ -201,8 +201,11 @@ def _write(kernels: Kernels, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, 
     return keys, values
 
 
-def _attend(kernels: Kernels, spec: AttentionSpec, q: Tensor, keys: Tensor, values: Tensor, *batch: Tensor) -> Tensor:
-    return kernels.attention_paged(q, KvCache(keys, values), PagedBatch(*batch), spec)
+def _attend(
+    kernels: Kernels, spec: AttentionSpec, q: Tensor, o: Tensor, keys: Tensor, values: Tensor, *batch: Tensor
+) -> Tensor:
+    kernels.attention_paged(q, KvCache(keys, values), PagedBatch(*batch), spec, o)
+    return o
 
 
 def digests() -> Iterator[Case]:

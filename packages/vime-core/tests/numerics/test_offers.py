@@ -245,9 +245,9 @@ def offered_attention(seen: list[str]) -> AttentionOffer:
         seen.append("packed")
         return cpu().kernels.attention_packed(q, k, v, starts, spec)
 
-    def paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
+    def paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, o: Tensor) -> None:
         seen.append("paged")
-        return cpu().kernels.attention_paged(q, cache, batch, spec)
+        cpu().kernels.attention_paged(q, cache, batch, spec, o)
 
     def covers(size: int, dtype: torch.dtype, spec: AttentionSpec) -> bool:
         return size == 16 and dtype == torch.bfloat16 and spec.window is None
@@ -263,9 +263,10 @@ def test_an_offered_attention_serves_both_entries_of_the_structures_that_it_cove
     kernels = with_attention(cpu().kernels, offered_attention(seen), required=False)
     q, spec = bf16(1, 5, 2, size), AttentionSpec(0.25, window)
     kernels.attention_packed(q, q, q, torch.tensor([0, 5]), spec)
-    pages = bf16(2, 1, 2, 8, size)
+    pages, o = bf16(2, 1, 2, 8, size), torch.zeros_like(q)
     batch = PagedBatch(torch.tensor([0, 5]), torch.tensor([5]), torch.tensor([[0]]))
-    kernels.attention_paged(q, KvCache(pages, pages), batch, spec)
+    kernels.attention_paged(q, KvCache(pages, pages), batch, spec, o)
+    assert bool(o.any(-1).all())
     assert seen == (["packed", "paged"] if served else [])
     (name, chosen), *others = kernels.choices().items()
     assert not others

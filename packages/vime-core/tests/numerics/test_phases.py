@@ -147,6 +147,20 @@ def test_padding_is_not_written_and_rows_beyond_the_batch_are_zero() -> None:
         o = operations.attention_paged(q, pages.cache, batch, AttentionSpec(0.125))
         assert bool((o[:5] != 0).any())
         assert int((o[5:] != 0).sum()) == 0
+        held = torch.full_like(o, 7.0)
+        assert operations.attention_paged(q, pages.cache, batch, AttentionSpec(0.125), held) is held
+        assert unequal(held[:5], o[:5]) == 0
+        assert bool((held[5:] == 7).all()), "what was there stays"
+
+
+@pytest.mark.parametrize(
+    "out", [torch.zeros(6, HEADS, 32), torch.zeros(7, HEADS, 32).double(), torch.zeros(7, 32, HEADS).mT]
+)
+def test_a_result_that_is_not_like_the_queries_is_refused(out: Tensor) -> None:
+    q, k, v = (t[1] for t in sequences(torch.float32, 32))
+    pages, batch = Pages([k], [v], 4, seed=1), PagedBatch(torch.tensor([0, 7]), torch.tensor([7]), torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"cannot attend from torch\.float32 \(7, 6, 32\) into"):
+        load_provider("reference").attention_paged(q, pages.cache, batch, AttentionSpec(0.125), out)
 
 
 def test_a_block_table_that_points_outside_the_cache_is_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from numerics_support import cpu, normal
+from torch import Tensor
 
 from vime_core.numerics import AttentionSpec, KvCache, PagedBatch, rope_table
 from vime_core.numerics.kernels import Kernels
@@ -34,9 +35,10 @@ def write(*slots: int) -> Call:
     return lambda kernels: kernels.write_kv(HEADS, HEADS, CACHE, torch.tensor(slots))
 
 
-def attend(**changes: list[Any]) -> Call:
+def attend(*, out: Tensor | None = None, **changes: list[Any]) -> Call:
     batch = replace(BATCH, **{name: torch.tensor(value) for name, value in changes.items()})
-    return lambda kernels: kernels.attention_paged(HEADS, CACHE, batch, SPEC)
+    o = torch.zeros_like(HEADS) if out is None else out
+    return lambda kernels: kernels.attention_paged(HEADS, CACHE, batch, SPEC, o)
 
 
 def pack(*cu: int) -> Call:
@@ -60,6 +62,9 @@ REFUSED: dict[str, tuple[Call, str]] = {
     "a request shorter than its queries": (attend(seq_lens=[4]), "shorter than its queries"),
     "a request longer than its pages": (attend(seq_lens=[9]), "longer than its block table"),
     "queries of no request": (attend(query_start=[0, 6]), "disagree"),
+    "a result of fewer rows": (attend(out=torch.zeros(4, 2, 8)), "not like the queries"),
+    "a result of another dtype": (attend(out=torch.zeros(5, 2, 8).bfloat16()), "not like the queries"),
+    "a result by columns": (attend(out=torch.zeros(5, 8, 2).mT), "not like the queries"),
     "sequences that begin late": (pack(1, 5), "does not cover"),
     "sequences that end early": (pack(0, 4), "does not cover"),
     "sequences that go back": (pack(0, 4, 2, 5), "does not cover"),

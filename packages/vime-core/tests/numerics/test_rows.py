@@ -89,6 +89,19 @@ def test_the_reference_is_row_invariant_too() -> None:
         assert row_violations(lambda part, run=operation: run(reference, part), x) == []
 
 
+@pytest.mark.parametrize("provider", ["cpu", "reference"])
+@pytest.mark.parametrize("name", [*ROW_OPERATIONS, "linear"])
+def test_what_the_padding_of_a_step_holds_reaches_no_token(name: str, provider: str) -> None:
+    """Rows that no request asks hold what was in memory; the cases of the provider ``cuda`` do the same."""
+    ops, x = load_provider(provider), normal(0, 37, 130, dtype=torch.bfloat16)
+    weight, tokens = normal(1, 11, 130, dtype=torch.bfloat16), torch.arange(37) % 3 > 0
+    run = ROW_OPERATIONS.get(name, lambda ops, rows: ops.linear(rows, weight))
+    whole = run(ops, x)
+    for padding in (torch.nan, torch.inf, 0.0):
+        changed = run(ops, torch.where(tokens[:, None], x, padding))
+        assert_same(changed[tokens], whole[tokens])
+
+
 @settings(max_examples=15)
 @given(rows, st.integers(1, 300), st.integers(1, 300), dtypes, seeds)
 def test_threads_change_nothing(m: int, n: int, k: int, dtype: torch.dtype, seed: int) -> None:

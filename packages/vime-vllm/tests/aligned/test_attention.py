@@ -42,7 +42,9 @@ def tokens(seed: int, heads: int) -> Tensor:
     return torch.randn(5, heads, DIM, generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_step_writes_its_keys_and_attends_over_its_own_pages() -> None:
+@pytest.mark.parametrize("padded", [4, 5])
+def test_a_step_writes_its_keys_and_attends_over_its_own_pages(padded: int) -> None:
+    """``padded``: how many tokens vLLM says there are; the padding of a graph's step is among them."""
     from vime_vllm.aligned.attention import paged
 
     cache = torch.randn(4, KV_HEADS, PAGE, 2 * DIM, generator=torch.Generator().manual_seed(3))
@@ -53,7 +55,7 @@ def test_a_step_writes_its_keys_and_attends_over_its_own_pages() -> None:
     expected = OPERATIONS.attention_paged(query[:4], apart, batch, spec)
     layer, output = implementation(), torch.full((5, HEADS, DIM), 7.0)
     layer.do_kv_cache_update(None, key, value, cache, SLOTS)
-    assert layer.forward(None, query, key, value, cache, built(), output) is output
+    assert layer.forward(None, query, key, value, cache, built(num_actual_tokens=padded), output) is output
     assert torch.equal(paged(cache).keys, apart.keys)
     assert torch.equal(paged(cache).values, apart.values)
     assert torch.equal(output[:4], expected)

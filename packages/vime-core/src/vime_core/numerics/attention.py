@@ -11,6 +11,11 @@ of the chunk that it came in, of the page size nor of where its pages lie. Keys 
 and never one that is not visible. The walk (direction, block, fp32 weights) is a parameter of the provider; a split of
 long contexts would have to sit at fixed absolute positions.
 
+The paged entry writes into a tensor that it is given. Rows that no request asks (behind the last one: a decode graph of
+vLLM runs padded) stay as they are there, as in vLLM's own backends: to clear them would cost every layer a fill of all
+rows, mostly of rows that are written right after. Nothing may read them; no operation of a contract lets a row see
+another, their keys have a negative slot, and no logits are asked of them.
+
 Gradient, with D = dot(dy, o) and p_i = exp(t_i - lse): dv += p_i dy, dt_i = p_i (dot(dy, v_i) - D), through the cap
 and the scale into dq += dt_i k_i and dk += dt_i q; a key's sum runs over heads, then queries, ascending; no atomics.
 """
@@ -124,16 +129,14 @@ def reference_packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, spec: 
     return o, lse
 
 
-def reference_paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
-    """o (T, heads, dim); rows after the last request are zeros."""
-    o, page = torch.zeros_like(q, memory_format=torch.contiguous_format), cache.keys.shape[2]
-    lengths = _integers(batch.seq_lens)
+def reference_paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, o: Tensor) -> None:
+    """Fills the asked rows of o (T, heads, dim)."""
+    page, lengths = cache.keys.shape[2], _integers(batch.seq_lens)
     for request, (a, b) in enumerate(_bounds(batch.query_start)):
         pages = batch.block_table[request, : -(-lengths[request] // page)].long()
         k, v = (t[pages].transpose(1, 2).flatten(0, 1)[: lengths[request]] for t in (cache.keys, cache.values))
         if b > a:
             o[a:b] = _attend(q[a:b], k, v, lengths[request] - (b - a), spec)[0]
-    return o
 
 
 def reference_write(k: Tensor, v: Tensor, cache: KvCache, slots: Tensor) -> None:
@@ -209,3 +212,27 @@ def attention_packed(
     if not needs_gradient(q, k, v):
         return kernels.attention_packed(q, k, v, cu_seqlens, spec)
     return record(_Attention, kernels, q, k, v, cu_seqlens, spec)
+
+
+def attention_paged(
+    kernels: Kernels, q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, out: Tensor | None = None
+) -> Tensor:
+    """The queries of an engine step over its pages, without a gradient.
+
+    Args:
+        q: (T, heads, dim), the last queries of each request; the last two dimensions contiguous.
+        out: what o is written into, contiguous, of q's shape and dtype; rows that no request asks stay as they are.
+            None: a new tensor, in which they are zeros.
+
+    Returns:
+        o (T, heads, dim).
+
+    Raises:
+        ValueError: ``out`` is not like q.
+    """
+    if out is None:
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
+        raise ValueError(f"cannot attend from {q.dtype} {tuple(q.shape)} into {out.dtype} {tuple(out.shape)}")
+    kernels.attention_paged(q, cache, batch, spec, out)
+    return out

@@ -41,10 +41,10 @@ class ChosenAttention:
         attend = self.offer.packed if self._serves(q, spec) else self.own.attention_packed
         return attend(q, k, v, cu_seqlens, spec)
 
-    def paged(self, q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
+    def paged(self, q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, o: Tensor) -> None:
         """See `Kernels.attention_paged`."""
         attend = self.offer.paged if self._serves(q, spec) else self.own.attention_paged
-        return attend(q, cache, batch, spec)
+        attend(q, cache, batch, spec, o)
 
     def _serves(self, q: Tensor, spec: AttentionSpec) -> bool:
         key = q.shape[-1], q.dtype, spec

@@ -33,7 +33,7 @@ class Kernels:
         swiglu_backward: dh, [gate | up] -> its gradient.
         attention_packed: q, k, v, cu_seqlens, spec -> o, lse (:mod:`.attention`).
         attention_backward: dy, q, k, v, o, lse, cu_seqlens, spec -> dq, dk, dv.
-        attention_paged: q, cache, batch, spec -> o.
+        attention_paged: q, cache, batch, spec, o; fills the asked rows of o.
         write_kv: k, v, cache, slots.
         log_softmax: logits, temperatures -> log p (:mod:`.log_probs`).
         token_log_probs: logits, ids, temperatures -> log p of the ids.
@@ -60,7 +60,7 @@ class Kernels:
     attention_backward: Callable[
         [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, AttentionSpec], tuple[Tensor, Tensor, Tensor]
     ]
-    attention_paged: Callable[[Tensor, KvCache, PagedBatch, AttentionSpec], Tensor]
+    attention_paged: Callable[[Tensor, KvCache, PagedBatch, AttentionSpec, Tensor], None]
     write_kv: Callable[[Tensor, Tensor, KvCache, Tensor], None]
     log_softmax: Callable[[Tensor, Tensor], Tensor]
     token_log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -78,7 +78,7 @@ class AttentionOffer:
     version: str
     covers: Callable[[int, torch.dtype, AttentionSpec], bool]
     packed: Callable[[Tensor, Tensor, Tensor, Tensor, AttentionSpec], tuple[Tensor, Tensor]]
-    paged: Callable[[Tensor, KvCache, PagedBatch, AttentionSpec], Tensor]
+    paged: Callable[[Tensor, KvCache, PagedBatch, AttentionSpec, Tensor], None]
 
 
 @dataclass(frozen=True)

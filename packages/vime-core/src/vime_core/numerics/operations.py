@@ -84,9 +84,10 @@ class Operations:
     ) -> tuple[Tensor, Tensor]:
         return attention.attention_packed(self.kernels, q, k, v, cu_seqlens, spec)
 
-    def attention_paged(self, q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
-        """o (T, heads, dim) of q (T, heads, dim), the last queries of each request; without a gradient."""
-        return self.kernels.attention_paged(q, cache, batch, spec)
+    def attention_paged(
+        self, q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, out: Tensor | None = None
+    ) -> Tensor:
+        return attention.attention_paged(self.kernels, q, cache, batch, spec, out)
 
     def write_kv(self, k: Tensor, v: Tensor, cache: KvCache, slots: Tensor) -> None:
         """Copies k and v (T, KV heads, dim) to ``slots`` (page * page size + offset); a negative one is padding."""

@@ -56,7 +56,8 @@ def paged(kernels: Kernels, q: Tensor, keys: Tensor, chosen: Tensor, scale: floa
     cache = KvCache(rows, rows)
     start = torch.arange(len(q) + 1, device=q.device)
     batch = PagedBatch(start, (chosen >= 0).sum(1), chosen.clamp_min(0))
-    attended = kernels.attention_paged(q.contiguous(), cache, batch, AttentionSpec(scale))
+    q, attended = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)  # every row is asked
+    kernels.attention_paged(q, cache, batch, AttentionSpec(scale), attended)
     return attended[..., :latent].contiguous()
 
 

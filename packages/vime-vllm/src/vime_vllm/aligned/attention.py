@@ -104,7 +104,8 @@ class AlignedAttentionImpl(AttentionImpl[AlignedMetadata]):
     ) -> Tensor:
         """Fill the metadata's tokens of ``output`` (T, heads, dim) from query (T, heads, dim) and the cache.
 
-        Among them, rows that no request asks become zeros; rows of padding after them stay as they are.
+        Rows that no request asks stay as they are: those after the metadata's tokens, and those of the padding of a
+        decode graph among them. Nothing reads them (`vime_core.numerics.attention`).
         """
         del layer, key, value
         if output_scale is not None or output_block_scale is not None:
@@ -112,8 +113,9 @@ class AlignedAttentionImpl(AttentionImpl[AlignedMetadata]):
         if attn_metadata is None:  # vLLM measures memory with a forward that has no batch
             return output.zero_()
         tokens = attn_metadata.tokens
-        attended = self.operations.attention_paged(query[:tokens], paged(kv_cache), attn_metadata.batch, self.spec)
-        output[:tokens].copy_(attended)
+        self.operations.attention_paged(
+            query[:tokens], paged(kv_cache), attn_metadata.batch, self.spec, output[:tokens]
+        )
         return output
 
 

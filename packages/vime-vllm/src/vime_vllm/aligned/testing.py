@@ -43,11 +43,11 @@ def read_foreign_page(worker: Any) -> None:
     """Let the first request of a batch read the second one's first page."""
 
     def make(attend: _Attend) -> _Attend:
-        def wrong(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
+        def wrong(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, o: Tensor) -> None:
             table = batch.block_table.clone()
             if len(batch.seq_lens) > 1:
                 table[0, 0] = table[1, 0]
-            return attend(q, cache, replace(batch, block_table=table), spec)
+            attend(q, cache, replace(batch, block_table=table), spec, o)
 
         return wrong
 
@@ -58,11 +58,11 @@ def poison_foreign_pages(worker: Any) -> None:
     """Before every attention, NaN in whatever no request of the batch owns, the unused ends of pages included."""
 
     def make(attend: _Attend) -> _Attend:
-        def poisoned(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
+        def poisoned(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, o: Tensor) -> None:
             owned = _owned(cache, batch)
             for tensor in (cache.keys, cache.values):
                 tensor.masked_fill_(~owned[:, None, :, None], torch.nan)
-            return attend(q, cache, batch, spec)
+            attend(q, cache, batch, spec, o)
 
         return poisoned
 
@@ -73,9 +73,9 @@ def poison_owned_page(worker: Any) -> None:
     """Before every attention, a change of the first value of the first request of the batch."""
 
     def make(attend: _Attend) -> _Attend:
-        def poisoned(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
+        def poisoned(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, o: Tensor) -> None:
             cache.values[int(batch.block_table[0, 0]), :, 0] += 1
-            return attend(q, cache, batch, spec)
+            attend(q, cache, batch, spec, o)
 
         return poisoned
 
@@ -117,7 +117,7 @@ def take_the_second(worker: Any) -> None:
     replace_kernel(worker, "draw", make)
 
 
-_Attend = Callable[[Tensor, KvCache, PagedBatch, AttentionSpec], Tensor]
+_Attend = Callable[[Tensor, KvCache, PagedBatch, AttentionSpec, Tensor], None]
 
 
 def _owned(cache: KvCache, batch: PagedBatch) -> Tensor:

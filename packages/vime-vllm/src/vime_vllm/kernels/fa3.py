@@ -56,17 +56,15 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, spec: AttentionS
     return o, lse.t().contiguous()
 
 
-def paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
-    """o (T, heads, dim); rows after the last request are zeros."""
-    o = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+def paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, o: Tensor) -> None:
+    """Fills the asked rows of o (T, heads, dim)."""
     if not len(q) or not len(batch.seq_lens):
-        return o
+        return
     keys, values = cache.keys.transpose(1, 2), cache.values.transpose(1, 2)
     most = len(q) if batch.most_queries is None else batch.most_queries
     longest = batch.block_table.shape[1] * keys.shape[1]
     starts, lengths, table = (t.to(torch.int32) for t in (batch.query_start, batch.seq_lens, batch.block_table))
     _forward(q, keys, values, o, spec, starts, most, longest, lengths=lengths, table=table)
-    return o
 
 
 def _forward(

@@ -942,8 +942,9 @@ void check_cache(const Tensor& cache, const Tensor& like) {
   TORCH_CHECK(cache.dim() == 4 && cache.stride(3) == 1 && cache.scalar_type() == like.scalar_type(),
               "a cache is (pages, KV heads, page size, head dim) of the queries' dtype");
 }
-Tensor attention_paged(const Tensor& q, const Tensor& key_cache, const Tensor& value_cache, const Tensor& query_start,
-                       const Tensor& seq_lens, const Tensor& block_table, double scale, int64_t window, double cap) {
+void attention_paged(const Tensor& q, const Tensor& key_cache, const Tensor& value_cache, const Tensor& query_start,
+                     const Tensor& seq_lens, const Tensor& block_table, double scale, int64_t window, double cap,
+                     const Tensor& o) {
   int64_t heads = q.size(1), dim = q.size(2), kv_heads = key_cache.size(1), page = key_cache.size(2);
   int64_t group = heads / kv_heads, width = block_table.size(1);
   check_heads(q, dim), check_cache(key_cache, q), check_cache(value_cache, q);
@@ -959,8 +960,8 @@ Tensor attention_paged(const Tensor& q, const Tensor& key_cache, const Tensor& v
       TORCH_CHECK(table[r * width + i] >= 0 && table[r * width + i] < key_cache.size(0), "a page outside the cache");
     std::fill(request.begin() + start[r], request.begin() + start[r + 1], r);
   }
-  Tensor o = at::empty({tokens, heads, dim}, q.options());
-  if (start.back() < tokens) o.narrow(0, start.back(), tokens - start.back()).zero_();
+  TORCH_CHECK(o.sizes() == q.sizes() && o.is_contiguous() && o.scalar_type() == q.scalar_type(),
+              "the result is not like the queries");
   Spec spec{(float)scale, window, (float)cap};
   int64_t longest = requests ? *std::max_element(length.begin(), length.end()) : 0;
   BY_DTYPE(q, {
@@ -977,7 +978,6 @@ Tensor attention_paged(const Tensor& q, const Tensor& key_cache, const Tensor& v
                       spec, out + (t * heads + h * group) * dim, nullptr, scratch);
     });
   });
-  return o;
 }
 void write_kv(const Tensor& k, const Tensor& v, const Tensor& key_cache, const Tensor& value_cache,
               const Tensor& slots) {

@@ -50,8 +50,8 @@ def _kernels(ops: Any) -> Kernels:
         attention_backward=lambda dy, q, k, v, o, lse, cu, spec: ops.attention_backward.default(
             dy, q, k, v, o, lse, cu, *options(spec)
         ),
-        attention_paged=lambda q, cache, batch, spec: ops.attention_paged.default(
-            q, cache.keys, cache.values, batch.query_start, batch.seq_lens, batch.block_table, *options(spec)
+        attention_paged=lambda q, cache, batch, spec, o: ops.attention_paged.default(
+            q, cache.keys, cache.values, batch.query_start, batch.seq_lens, batch.block_table, *options(spec), o
         ),
         write_kv=lambda k, v, cache, slots: ops.write_kv.default(k, v, cache.keys, cache.values, slots),
         log_softmax=ops.log_softmax.default,

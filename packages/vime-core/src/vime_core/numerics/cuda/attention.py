@@ -146,10 +146,9 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, spec: AttentionS
     return o, lse
 
 
-def paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> Tensor:
-    """o (T, heads, dim); rows after the last request are zeros."""
+def paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, o: Tensor) -> None:
+    """Fills the asked rows of o (T, heads, dim)."""
     tokens, heads, dim = q.shape
-    o = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     keys, values, kv_heads = cache.keys, cache.values, cache.keys.shape[1]
     group, sequences = heads // kv_heads, len(batch.seq_lens)
     if tokens and sequences:
@@ -159,4 +158,3 @@ def paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec) -> 
             q.stride(0), q.stride(1), *keys.stride()[:3], *values.stride()[:3], GROUP=group, PAGED=True, TILE=ROWS,
             **options(spec, q.dtype, dim), num_warps=WARPS,
         )  # fmt: skip
-    return o
