@@ -149,7 +149,7 @@ def writing(c: Cases) -> None:
 
 
 def scoring(c: Cases) -> None:
-    logits, temperatures = c.normal(5, 5000) * 5, torch.tensor([1.0, 0.7, 1.3, 1.0, 0.5], device=c.device)
+    logits, temperatures = c.normal(5, 5000) * 5, torch.tensor([1.0, 0.7, 1.3, 0.0, 0.5], device=c.device)
     logits[1, :4000] = -torch.inf
     logits[2, -1], logits[3, 0], logits[4, 4095], logits[0, 4096] = 40.0, 40.0, 40.0, 40.0  # at the ends of a walk
     ids, grad = torch.tensor([1, 4999, 7, 4096, 0], device=c.device), c.normal(5, dtype=torch.float32)
@@ -177,6 +177,7 @@ def draws(c: Cases) -> None:
         logits[14, 1:], logits[14, size // 2 :], logits[15, 3], temperatures[16:20] = -30.0, -90.0, torch.inf, 1.0
         u = c.ours.draw_numbers(torch.arange(40, device=c.device), torch.arange(40, device=c.device))
         u[::5], u[3], u[4], u[14] = -1, 0, 2**63 - 1, 2**63 - 1
+        logits[4, [1, 3]], temperatures[3:7] = 20.0, 0.0  # greedy whatever the number
         expected = c.reference.draw(logits, temperatures, u)
         c.same(f"draw of {size}", c.ours.draw(logits, temperatures, u), expected)
         assert len(set(expected.tolist())) > 3

@@ -77,6 +77,7 @@ def test_greedy_takes_the_first_of_the_largest() -> None:
         assert operations.draw(logits, u, 0.0).tolist() == [1, 2]
         assert operations.draw(logits, u, torch.tensor([0.0, 1.0])).tolist()[0] == 1
         assert operations.draw(logits, torch.tensor([-1, -1]), 1.0).tolist() == [1, 2]
+        assert operations.kernels.draw(logits, torch.tensor([0.0, -0.0]), u).tolist() == [1, 2]
 
 
 def test_what_was_cut_is_never_drawn() -> None:

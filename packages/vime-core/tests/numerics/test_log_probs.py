@@ -26,6 +26,24 @@ def test_greedy_is_scored_at_one() -> None:
     logits = normal(0, 3, 100)
     assert_same(cpu().log_softmax(logits, 0.0), cpu().log_softmax(logits, 1.0))
     assert_same(cpu().log_softmax(logits, 0), cpu().log_softmax(logits))
+    ids, zeros, ones = torch.tensor([3, 0, 99]), torch.tensor([0.0, -0.0, 0.0]), torch.ones(3)
+    for kernels in (operations.kernels for operations in everyone().values()):
+        assert_same(kernels.log_softmax(logits, zeros), kernels.log_softmax(logits, ones))
+        assert_same(kernels.token_log_probs(logits, ids, zeros), kernels.token_log_probs(logits, ids, ones))
+        backward = kernels.token_log_probs_backward
+        assert_same(backward(ones, logits, ids, zeros), backward(ones, logits, ids, ones))
+        k, p = torch.full((3,), 9), torch.full((3,), 0.5)
+        assert torch.equal(kernels.keep_mask(logits, zeros, k, p), kernels.keep_mask(logits, ones, k, p))
+
+
+def test_the_gradient_of_greedy_is_that_at_one() -> None:
+    found: list[Tensor] = []
+    for temperature in (0.0, 1.0):
+        logits = normal(0, 3, 100).requires_grad_()
+        (cpu().log_softmax(logits, temperature) ** 2).sum().backward()
+        assert logits.grad is not None
+        found.append(logits.grad)
+    assert_same(*found)
 
 
 def test_a_temperature_for_each_row() -> None:

@@ -141,7 +141,7 @@ def test_what_computes_is_chosen_for_linears_of_bf16_without_a_bias() -> None:
     assert len(chosen) == 2, "without such a linear nothing is asked"
 
 
-def test_logits_are_widened_and_recorded_at_the_last_positions_of_their_step() -> None:
+def test_logits_are_as_rounded_and_recorded_at_the_last_positions_of_their_step() -> None:
     model, hidden = toy(), torch.randn(3, 7)
     model.logits = lambda rows: rows.bfloat16()
     with recording() as taps:
@@ -149,8 +149,8 @@ def test_logits_are_widened_and_recorded_at_the_last_positions_of_their_step() -
         logits = model.compute_logits(hidden[:2])
         model.begin_step(torch.tensor([8]))
         model.compute_logits(hidden[2:])
-    assert logits.dtype == torch.float32
-    assert torch.equal(logits, hidden[:2].bfloat16().float())
+    assert logits.dtype == torch.bfloat16
+    assert torch.equal(logits, hidden[:2].bfloat16())
     positions, rows = taps.tensors()[LOGITS]
     assert positions.tolist() == [6, 7, 8]
     assert torch.equal(rows, hidden.bfloat16())

@@ -96,6 +96,11 @@ def tap(name: str, positions: Tensor, rows: Tensor) -> None:
         _recording.add(name, positions, rows)
 
 
+def records() -> bool:
+    """Whether anything records in this process; for who would have to prepare what it hands over."""
+    return _recording is not None
+
+
 def start_recording() -> TapRecording:
     """Record from now on in this process, into a fresh recording."""
     global _recording

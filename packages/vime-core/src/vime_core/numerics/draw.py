@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vime_core.numerics.arithmetic import exp, flush, widen
-from vime_core.numerics.log_probs import row_temperatures
+from vime_core.numerics.log_probs import row_temperatures, scored_at
 
 if TYPE_CHECKING:
     from vime_core.numerics.kernels import Kernels
@@ -56,7 +56,8 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 def reference(logits: Tensor, temperatures: Tensor, u: Tensor) -> Tensor:
     """Tokens int64 (rows) of logits (rows, V), temperatures fp32 (rows) and u int64 (rows)."""
-    z = flush(widen(logits) / temperatures.unsqueeze(-1))
+    u = torch.where(temperatures == 0, -1, u)
+    z = flush(widen(logits) / scored_at(temperatures).unsqueeze(-1))
     z = torch.where(z.isnan(), -torch.inf, z)
     peak = z.amax(-1, keepdim=True)
     drawn = (exp(z - peak).double() * WEIGHT_ONE).nan_to_num(0.0).long()
@@ -70,5 +71,4 @@ def reference(logits: Tensor, temperatures: Tensor, u: Tensor) -> Tensor:
 
 def draw(kernels: Kernels, logits: Tensor, u: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """The token of each row of logits (rows, V) for u int64 (rows): int64 (rows); T for all, or one for each row."""
-    greedy = torch.as_tensor(temperature, device=logits.device).reshape(-1).expand(len(logits)) == 0
-    return kernels.draw(logits, row_temperatures(temperature, logits), torch.where(greedy, -1, u))
+    return kernels.draw(logits, row_temperatures(temperature, logits), u)

@@ -20,6 +20,8 @@ def _nothing(*_: object) -> None:
 class Kernels:
     """The operations of one provider; shapes and meaning are those of the modules that are named.
 
+    Temperatures are as requests have them: at 0 a kernel scores and cuts at 1, and draws the largest logit.
+
     Attributes:
         chunk_count: (N, K) -> C of the provider.
         embedding_backward: dy (T, H), ids (T), V -> dw (V, H) (:mod:`.embedding`).

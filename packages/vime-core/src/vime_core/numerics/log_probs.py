@@ -26,14 +26,19 @@ _REFERENCE_ELEMENTS = 1 << 24
 
 
 def row_temperatures(temperature: float | Tensor, like: Tensor) -> Tensor:
-    """One fp32 temperature for each row of the logits ``like`` (..., V), 1 in place of 0."""
+    """One fp32 temperature for each row of the logits ``like`` (..., V); 0 stays, and is the kernels' to understand."""
     rows = like.shape[:-1].numel()
     if isinstance(temperature, Tensor):
-        given = temperature.to(like.device, torch.float32).reshape(-1).expand(rows)
-        return torch.where(given == 0, 1.0, given)
+        given = temperature.to(like.device, torch.float32)
+        return given if given.shape == (rows,) else given.reshape(-1).expand(rows)
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ConfigError(f"temperature is {temperature}", remedy="Give a finite temperature of 0 or more.")
-    return torch.full((rows,), temperature or 1.0, dtype=torch.float32, device=like.device)
+    return torch.full((rows,), temperature, dtype=torch.float32, device=like.device)
+
+
+def scored_at(temperatures: Tensor) -> Tensor:
+    """What logits are divided by: 1 in place of 0."""
+    return torch.where(temperatures == 0, 1.0, temperatures)
 
 
 def reference(logits: Tensor, temperatures: Tensor) -> Tensor:
@@ -45,7 +50,7 @@ def reference(logits: Tensor, temperatures: Tensor) -> Tensor:
 
 
 def _log_softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
-    z = widen(logits) / temperatures.unsqueeze(-1)
+    z = widen(logits) / scored_at(temperatures).unsqueeze(-1)
     shifted = z - z.amax(-1, keepdim=True)
     return shifted - log(lane_sum(exp(shifted))).unsqueeze(-1)
 
@@ -59,7 +64,7 @@ def reference_tokens_backward(grad: Tensor, logits: Tensor, ids: Tensor, tempera
     """The gradient of logits (rows, V) from grad (rows)."""
     p = exp(reference(logits, temperatures))
     one_hot = torch.zeros_like(p).scatter_(1, ids.long().unsqueeze(-1), 1.0)
-    return narrow((one_hot - p) * (grad.float() / temperatures).unsqueeze(-1), logits.dtype)
+    return narrow((one_hot - p) * (grad.float() / scored_at(temperatures)).unsqueeze(-1), logits.dtype)
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -88,7 +93,7 @@ class _LogSoftmax(torch.autograd.Function):
         (grad,) = grads
         result, temperatures = ctx.saved_tensors
         total = grad.double().sum(-1, keepdim=True).float()
-        scaled = (grad - exp(result) * total) / temperatures.reshape(*result.shape[:-1], 1)
+        scaled = (grad - exp(result) * total) / scored_at(temperatures).reshape(*result.shape[:-1], 1)
         return None, narrow(scaled, ctx.dtype), None
 
 
@@ -103,9 +108,10 @@ def log_softmax(kernels: Kernels, logits: Tensor, temperature: float | Tensor = 
 def token_log_probs(kernels: Kernels, logits: Tensor, token_ids: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """log p (...) in fp32 of token_ids (...) under logits (..., V): the bits of :func:`log_softmax`, gathered."""
     temperatures = row_temperatures(temperature, logits)
-    rows, ids = logits.reshape(-1, logits.shape[-1]), token_ids.reshape(-1)
+    rows = logits if logits.dim() == 2 else logits.reshape(-1, logits.shape[-1])
+    ids = token_ids if token_ids.dim() == 1 else token_ids.reshape(-1)
     if needs_gradient(logits):
         result: Tensor = record(_TokenLogProbs, kernels, rows, ids, temperatures)
     else:
         result = kernels.token_log_probs(rows, ids, temperatures)
-    return result.reshape(token_ids.shape)
+    return result if token_ids.dim() == 1 else result.reshape(token_ids.shape)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vime_core.numerics.arithmetic import exp, widen
-from vime_core.numerics.log_probs import row_temperatures
+from vime_core.numerics.log_probs import row_temperatures, scored_at
 
 if TYPE_CHECKING:
     from vime_core.numerics.kernels import Kernels
@@ -34,7 +34,7 @@ def reference(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor
 
 
 def _keep(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    z = widen(logits) / temperatures.unsqueeze(-1)
+    z = widen(logits) / scored_at(temperatures).unsqueeze(-1)
     z = torch.where(z.isnan(), -torch.inf, z) + 0.0
     ordered, order = torch.sort(z, dim=-1, descending=True, stable=True)
     rank = torch.arange(z.shape[-1], device=z.device)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vime_core.alignment.taps import LOGITS, tap
+from vime_core.alignment.taps import LOGITS, records, tap
 from vime_vllm.aligned.installed import installed
 from vime_vllm.aligned.modules import Linear, is_plain
 from vime_vllm.copying import copy_all
@@ -127,10 +127,10 @@ class AlignedModel(nn.Module):
         return self.model(self.embed_input_ids(input_ids), positions)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """fp32 logits (T, V)."""
+        """Logits (T, V) as they were rounded; whatever reads them here widens them itself."""
         logits = self.logits(hidden_states)
         self.tap_logits(logits)
-        return logits.float()
+        return logits
 
     def begin_step(self, positions: Tensor) -> None:
         """Remember the positions (T) of the tokens of this engine step."""
@@ -138,8 +138,9 @@ class AlignedModel(nn.Module):
 
     def tap_logits(self, logits: Tensor) -> None:
         """Hand over logits (n, V). A recording holds one sequence, whose logits are those of a step's last tokens."""
-        for positions in self._step:
-            tap(LOGITS, positions[-len(logits) :], logits)
+        if records():
+            for positions in self._step:
+                tap(LOGITS, positions[-len(logits) :], logits)
 
     @staticmethod
     def get_model_state_cls() -> Any:

@@ -1,8 +1,9 @@
 """Model runner V2 (GPU): the model class supplies the sampler, which draws and scores as V1's does.
 
-V2 keeps seeds, temperatures and lengths of requests on the GPU, and the sampler reads them there: nothing of a draw
-asks the host, so vLLM may schedule ahead. Where top-k or top-p cut, the number of tokens that they left is asked for
-once a step, since their ids are reported.
+V2 keeps seeds, temperatures and lengths of requests where the GPU reads them, and so does the sampler: nothing of a
+draw asks the host, so vLLM may schedule ahead. Where top-k or top-p cut, the number of tokens that they left is asked
+for once a step, since their ids are reported. A step of a small model is as long as the host needs to begin it, so
+nothing is prepared that a kernel can take as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import torch
 from torch import Tensor
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.sample import prompt_logprob
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
@@ -47,38 +47,59 @@ class AlignedSamplerV2(Sampler):
     """
 
     def __init__(self, stock: Sampler, operations: Operations) -> None:
+        from vime_vllm.aligned.step_kernel import prepare
+
         self.__dict__.update(stock.__dict__)
-        self.operations = operations
+        states: Any = self.req_states
+        self.operations, self._prepare = operations, prepare
+        self._ranks = torch.zeros(states.max_num_reqs, dtype=torch.int64, device=states.device)
+        self._unlike: set[int] = set()  # requests that top-k or top-p may cut, or whose log-probs are none or many
 
     def add_request(self, *args: Any, **kwargs: Any) -> None:
-        """See vLLM's `Sampler`; the request's parameters are the last argument.
+        """See vLLM's `Sampler`; the request's number comes first, its parameters last.
 
         Raises:
             ValueError: they change logits or ask for scores as no contract defines.
         """
-        require_defined([*args, *kwargs.values()][-1])
+        given = [*args, *kwargs.values()]
+        require_defined(given[-1])
         super().add_request(*args, **kwargs)
+        request, states = given[0], cast("Any", self.sampling_states)
+        cut = states.top_k.np[request] != states.vocab_size or states.top_p.np[request] != 1.0
+        (self._unlike.add if cut or states.num_logprobs[request] != 0 else self._unlike.discard)(request)
 
     def __call__(self, logits: Tensor, input_batch: Any) -> SamplerOutput:
-        """One token for each row of logits (rows, V), and its log-prob; columns as in `AlignedSampler.forward`."""
-        states: Any = self.sampling_states
-        batch, rows = input_batch, input_batch.expanded_idx_mapping
-        temperatures = states.temperature.gpu[rows]
-        keep = self._keep_mask(logits, batch, temperatures)
+        """One token for each row of logits (rows, V), and its log-prob; columns as in `AlignedSampler.forward`.
+
+        vLLM copies what is returned while the next step runs, so each step has its own; but zeros are everybody's.
+
+        Raises:
+            ValueError: a request has more than one row: its further ones would be drafted, which no contract defines.
+        """
+        batch, states = input_batch, cast("Any", self.sampling_states)
+        if len(logits) != batch.num_reqs:
+            raise ValueError(f"under an alignment contract {batch.num_reqs} requests cannot have {len(logits)} rows")
+        step = self._prepare(batch, states, self.req_states)
+        alike = not self._any_unlike()
+        keep = None if alike else self._keep_mask(logits, batch, step.temperatures)
         kept = logits if keep is None else masked(logits, keep)
-        u = self.operations.draw_numbers(states.seeds.gpu[rows], self._places(batch))
-        sampled = self.operations.draw(kept, u, temperatures)
-        wanted = int(states.max_num_logprobs(batch.idx_mapping_np))
+        sampled = self.operations.draw(kept, step.u, step.temperatures)
+        tokens = sampled.view(-1, 1)
+        wanted = 0 if alike else int(states.max_num_logprobs(batch.idx_mapping_np))
         scores = None
         if wanted != _NO_LOG_PROBS:
-            log_probs = self.operations.token_log_probs(kept, sampled, temperatures)
-            scores = log_prob_tensors(sampled, log_probs, keep, report_kept=wanted > 0)
-        return SamplerOutput(sampled.view(-1, 1), scores, None, *self._counts(batch))
+            log_probs = self.operations.token_log_probs(kept, sampled, step.temperatures)
+            if wanted > 0:
+                scores = log_prob_tensors(sampled, log_probs, keep, report_kept=True)
+            else:
+                scores = LogprobsTensors(tokens, log_probs.view(-1, 1), self._ranks[: batch.num_reqs])
+        return SamplerOutput(tokens, scores, None, step.num_sampled, step.num_rejected)
 
-    def _places(self, batch: Any) -> Tensor:
-        """Which token of its response each row draws, from 0: int64 (rows)."""
-        rows, states = batch.expanded_idx_mapping, cast("Any", self.req_states)
-        return batch.positions[batch.logits_indices] + 1 - states.prompt_len.gpu[rows]
+    def _any_unlike(self) -> bool:
+        """Whether a step must look at its requests' settings one by one; requests that are gone are forgotten."""
+        if self._unlike:
+            self._unlike &= cast("Any", self.req_states).index_to_req_id.keys()
+        return bool(self._unlike)
 
     def _keep_mask(self, logits: Tensor, batch: Any, temperatures: Tensor) -> Tensor | None:
         states: Any = self.sampling_states
@@ -87,14 +108,6 @@ class AlignedSamplerV2(Sampler):
             return None
         return self.operations.keep_mask(
             logits, temperatures, 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
-        )
-
-    def _counts(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """As vLLM counts: one token a request, none where a prompt isn't at its end, and none that is taken back."""
-        states: Any = self.req_states
-        ones = batch.seq_lens.new_ones(batch.num_reqs)
-        return get_num_sampled_and_rejected(
-            ones, batch.seq_lens, batch.cu_num_logits, batch.idx_mapping, states.prefill_len.gpu
         )
 
 

@@ -110,7 +110,7 @@ def take_the_second(worker: Any) -> None:
 
     def make(draw: Any) -> Any:
         def changed(logits: Tensor, temperatures: Tensor, u: Tensor) -> Tensor:
-            return torch.where(u < 0, logits.topk(2).indices[:, 1], draw(logits, temperatures, u))
+            return torch.where(temperatures == 0, logits.topk(2).indices[:, 1], draw(logits, temperatures, u))
 
         return changed
 
@@ -153,7 +153,7 @@ def _stock_linear(x: Tensor, weight: Tensor, bias: Tensor | None, chunks: int, w
 
 
 def _stock_scores(logits: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
-    z = logits.float() / temperatures.unsqueeze(-1)
+    z = logits.float() / torch.where(temperatures == 0, 1.0, temperatures).unsqueeze(-1)
     return z.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
 

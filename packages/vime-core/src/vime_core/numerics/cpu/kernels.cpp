@@ -1100,11 +1100,18 @@ template <class T> INLINE Row softmax_row(const T* logits, float temperature, in
   return {m, log_once(tree(total))};
 }
 struct Logits {
-  Tensor values, temperature;
+  Tensor values;
+  std::vector<float> temperature;  // what logits are divided by: 1 in place of 0
+  std::vector<bool> greedy;
   int64_t M, V;
-  Logits(const Tensor& logits, const Tensor& t) : values(logits.contiguous()), temperature(t.contiguous()) {
+  Logits(const Tensor& logits, const Tensor& t) : values(logits.contiguous()) {
     V = logits.size(-1), M = logits.numel() / std::max<int64_t>(V, 1);
     TORCH_CHECK(t.scalar_type() == at::kFloat && t.numel() == M, "one float32 temperature a row");
+    Tensor given = t.contiguous();
+    for (int64_t m = 0; m < M; m++) {  // not where FlushSubnormals makes small temperatures 0
+      float one = pointer<float>(given)[m];
+      greedy.push_back(one == 0.0f), temperature.push_back(one == 0.0f ? 1.0f : one);
+    }
   }
   // f(row, z, {largest, log_sum}, the row's logits)
   template <class Body> void rows(Body f) const {
@@ -1112,7 +1119,7 @@ struct Logits {
       thread_local std::vector<float> buffer;
       float* z = Scratch::room(buffer, padded(V));
       const T* logits = pointer<T>(values) + m * V;
-      f(m, z, softmax_row<T>(logits, pointer<float>(temperature)[m], V, z), logits);
+      f(m, z, softmax_row<T>(logits, temperature[m], V, z), logits);
     }));
   }
 };
@@ -1148,7 +1155,7 @@ Tensor token_log_probs_backward(const Tensor& grad, const Tensor& logits, const 
   Tensor dx = at::empty(in.values.sizes(), logits.options()), g = grad.contiguous();
   in.rows([&](int64_t m, float* z, Row row, auto* logits) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(logits)>>;
-    F16 scale = fill(pointer<float>(g)[m] / pointer<float>(in.temperature)[m]), zero = fill(0.0f);
+    F16 scale = fill(pointer<float>(g)[m] / in.temperature[m]), zero = fill(0.0f);
     blocks(in.V, [&](int64_t k, int64_t n) {
       F16 p = exp((load(z + k) - fill(row.largest)) - fill(row.log_sum)), one_hot = zero;
       if (ids[m] >= k && ids[m] < k + n) one_hot.p[(ids[m] - k) / kPart][(ids[m] - k) % kPart] = 1.0f;
@@ -1249,7 +1256,7 @@ INLINE int64_t draw_row(const float* z, float m, int64_t V, int64_t u, int64_t* 
   for (int64_t i = 0; i < V && total > 0; i++) if ((sum += weights[i]) > target) return i;
   return 0;
 }
-// u (rows) of int64: random numbers below 2^63, or negative for the largest logit
+// u (rows) of int64: random numbers below 2^63; negative, or a temperature of 0, for the largest logit
 Tensor draw(const Tensor& logits, const Tensor& temperature, const Tensor& u) {
   Logits in(logits, temperature);
   std::vector<int64_t> numbers = integers(u);
@@ -1260,8 +1267,8 @@ Tensor draw(const Tensor& logits, const Tensor& temperature, const Tensor& u) {
     thread_local std::vector<int64_t> weights;
     float* z = Scratch::room(buffer, padded(in.V));
     if ((int64_t)weights.size() < in.V) weights.resize(in.V);
-    float largest_z = scaled_row<T>(pointer<T>(in.values) + m * in.V, pointer<float>(in.temperature)[m], in.V, z);
-    pointer<int64_t>(out)[m] = draw_row(z, largest_z, in.V, numbers[m], weights.data());
+    float largest_z = scaled_row<T>(pointer<T>(in.values) + m * in.V, in.temperature[m], in.V, z);
+    pointer<int64_t>(out)[m] = draw_row(z, largest_z, in.V, in.greedy[m] ? -1 : numbers[m], weights.data());
   }));
   return out;
 }

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vime_core.numerics import arithmetic, draw
+from vime_core.numerics.cuda.scoring import temperature_of
 from vime_core.numerics.cuda.sizes import power_of_2
 
 _BLOCK = 4096
@@ -84,6 +85,12 @@ def weights_of(row_ptr, column, size, temperature, peak, greedy):
 
 
 @triton.jit
+def number_of(u_ptr, temperature_ptr, row):
+    """u of a row; negative, for the largest logit, where its temperature is 0."""
+    return tl.where(tl.load(temperature_ptr + row) == 0.0, -1, tl.load(u_ptr + row))
+
+
+@triton.jit
 def peak_of(peak_ptr, row, blocks, BLOCKS: tl.constexpr):
     """The largest z of a row."""
     block = tl.arange(0, BLOCKS)
@@ -104,7 +111,7 @@ def block_peaks(logits_ptr, temperature_ptr, peak_ptr, size, blocks, BLOCK: tl.c
     """The largest z of each block."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
-    z = scaled(logits_ptr + row * size, column, size, tl.load(temperature_ptr + row))
+    z = scaled(logits_ptr + row * size, column, size, temperature_of(temperature_ptr, row))
     tl.store(peak_ptr + row * blocks + block, tl.max(z, 0))
 
 
@@ -115,7 +122,7 @@ def block_sums(
     """The sum of the weights of each block."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, peak = block * BLOCK + tl.arange(0, BLOCK), peak_of(peak_ptr, row, blocks, BLOCKS)
-    temperature, greedy = tl.load(temperature_ptr + row), tl.load(u_ptr + row) < 0
+    temperature, greedy = temperature_of(temperature_ptr, row), number_of(u_ptr, temperature_ptr, row) < 0
     weights = weights_of(logits_ptr + row * size, column, size, temperature, peak, greedy)
     tl.store(sum_ptr + row * blocks + block, tl.sum(weights, 0))
 
@@ -127,7 +134,7 @@ def drawn_token(
 ):  # fmt: skip
     """The token of a row: first the block, by the sums of blocks before it, then the column."""
     row, block = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
-    u, peak = tl.load(u_ptr + row), peak_of(peak_ptr, row, blocks, BLOCKS)
+    u, peak = number_of(u_ptr, temperature_ptr, row), peak_of(peak_ptr, row, blocks, BLOCKS)
     sums = tl.load(sum_ptr + row * blocks + block, mask=block < blocks, other=0)
     total, cumulated = tl.sum(sums, 0), tl.cumsum(sums, 0)
     share = (tl.maximum(u, 0) >> 10).to(tl.float64) * 1.1102230246251565e-16  # 2^-53
@@ -135,7 +142,7 @@ def drawn_token(
     passed = cumulated <= target
     before, first = tl.sum(tl.where(passed, sums, 0), 0), tl.sum(passed.to(tl.int32), 0) * BLOCK
     column = first + tl.arange(0, BLOCK)
-    weights = weights_of(logits_ptr + row * size, column, size, tl.load(temperature_ptr + row), peak, u < 0)
+    weights = weights_of(logits_ptr + row * size, column, size, temperature_of(temperature_ptr, row), peak, u < 0)
     token = first + tl.sum((before + tl.cumsum(weights, 0) <= target).to(tl.int32), 0)
     tl.store(token_ptr + row, tl.where(total > 0, token, 0).to(tl.int64))
 

@@ -22,6 +22,13 @@ _WARPS = 8
 
 
 @triton.jit
+def temperature_of(temperature_ptr, row):
+    """What a row's logits are divided by: 1 in place of 0."""
+    temperature = tl.load(temperature_ptr + row)
+    return tl.where(temperature == 0.0, 1.0, temperature)
+
+
+@triton.jit
 def scaled(row_ptr, column, size, temperature):
     """z = logits / T by IEEE division; columns after the last are -inf."""
     logits = tl.load(row_ptr + column, mask=column < size, other=float("-inf")).to(tl.float32)
@@ -46,7 +53,7 @@ def peak_and_log_sum(row_ptr, size, temperature, LANES: tl.constexpr):
 def all_log_probs(logits_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr):
     """A row of log p."""
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
-    temperature, row_ptr = tl.load(temperature_ptr + row), logits_ptr + row * size
+    temperature, row_ptr = temperature_of(temperature_ptr, row), logits_ptr + row * size
     peak, log_sum = peak_and_log_sum(row_ptr, size, temperature, LANES)
     for start in range(0, size, LANES):
         column = start + lane
@@ -58,7 +65,7 @@ def all_log_probs(logits_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr)
 def chosen_log_prob(logits_ptr, id_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr):
     """log p of a row's token."""
     row = tl.program_id(0).to(tl.int64)
-    temperature, row_ptr = tl.load(temperature_ptr + row), logits_ptr + row * size
+    temperature, row_ptr = temperature_of(temperature_ptr, row), logits_ptr + row * size
     peak, log_sum = peak_and_log_sum(row_ptr, size, temperature, LANES)
     column = tl.load(id_ptr + row).to(tl.int64) + tl.arange(0, 1)
     y = (scaled(row_ptr, column, size, temperature) - peak) - log_sum
@@ -69,7 +76,7 @@ def chosen_log_prob(logits_ptr, id_ptr, temperature_ptr, y_ptr, size, LANES: tl.
 def chosen_backward(grad_ptr, logits_ptr, id_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr):
     """A row of dlogits = (onehot - p) * (dlogp / T)."""
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
-    temperature, row_ptr = tl.load(temperature_ptr + row), logits_ptr + row * size
+    temperature, row_ptr = temperature_of(temperature_ptr, row), logits_ptr + row * size
     peak, log_sum = peak_and_log_sum(row_ptr, size, temperature, LANES)
     factor, chosen = tl.div_rn(tl.load(grad_ptr + row), temperature), tl.load(id_ptr + row)
     for start in range(0, size, LANES):

@@ -1,0 +1,102 @@
+"""The contract's sampler of model runner V2, from vLLM's own states: what one kernel prepares, and whole steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+if find_spec("vllm") is None:
+    pytest.fail("vLLM is not installed, so its tests cannot run", pytrace=False)
+triton = pytest.importorskip("triton", reason="model runner V2 needs Triton")
+SUPPORT = Path(__file__).parent / "support"
+
+
+@cache
+def found() -> dict[str, float]:
+    """In a process of its own, since vLLM asks once, when it is imported, what Triton can do."""
+    interpreted = {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{SUPPORT / 'triton_on_cpu'}"}
+    command = [sys.executable, str(SUPPORT / "aligned_steps.py")]
+    environment = {**os.environ, **interpreted}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def judged(kind: str, count: int) -> None:
+    some = {name: value for name, value in found().items() if kind in name}
+    assert len(some) == count
+    assert {name: value for name, value in some.items() if value != 0} == {}
+
+
+def test_one_kernel_prepares_what_vllm_and_the_operations_would() -> None:
+    for field in ("temperatures", "u", "num_sampled", "num_rejected"):
+        judged(f": {field}", 3)
+    judged("prompts not at their end", 1)
+
+
+def test_another_place_or_a_seed_cut_in_half_would_be_seen() -> None:
+    judged("control", 6)
+
+
+def test_a_step_gives_what_the_operations_of_each_provider_give_one_by_one() -> None:
+    for what in ("logits", "tokens", "counts"):
+        judged(f": {what}", 8)
+    for what in ("log-probs", "scored ids", "columns"):
+        judged(f": {what}", 6)
+    judged(": kept ids", 2)
+    judged(": no scores", 2)
+
+
+def test_settings_are_looked_at_one_by_one_only_where_requests_differ() -> None:
+    judged("requests looked at one by one", 2)
+    judged("nobody left to look at", 2)
+
+
+def test_what_a_step_returned_stays_while_the_next_runs() -> None:
+    judged(": kept", 4)  # tokens, and ids of kept tokens
+    judged(": ranks", 2)
+
+
+def test_a_request_with_several_rows_is_refused() -> None:
+    judged("drafted rows are refused", 1)
+
+
+def test_the_kernel_compiles_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the types of vLLM's tensors; what it computes is not looked at."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction, mangle_type
+
+    from vime_vllm.aligned.step_kernel import prepare
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    cubins: list[bytes] = []
+
+    def compiled(kernel: Any, *args: Any, grid: object, warmup: bool, **options: Any) -> None:
+        types = {p.name: mangle_type(value) for p, value in zip(kernel.params, args, strict=True)}
+        asm = triton.compile(ASTSource(kernel, types, {}), target=GPUTarget("cuda", 90, 32), options=options).asm
+        cubins.append(asm["cubin"])
+
+    monkeypatch.setattr(JITFunction, "run", compiled)
+    for index in (torch.int32, torch.int64):
+        words, long = torch.zeros(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
+        batch = SimpleNamespace(
+            num_reqs=4, idx_mapping=words.to(index), logits_indices=words.to(index), positions=long, seq_lens=words,
+            cu_num_logits=words,
+        )  # fmt: skip
+        states = SimpleNamespace(temperature=SimpleNamespace(gpu=words.float()), seeds=SimpleNamespace(gpu=long))
+        lengths = SimpleNamespace(prompt_len=SimpleNamespace(gpu=words), prefill_len=SimpleNamespace(gpu=words))
+        step = prepare(batch, states, lengths)
+        assert [tensor.dtype for tensor in step] == [torch.float32, torch.int64, torch.int32, torch.int32]
+    assert len(cubins) == 2
+    assert all(cubins)
