@@ -49,10 +49,10 @@ def test_another_place_or_a_seed_cut_in_half_would_be_seen() -> None:
 
 
 def test_a_step_gives_what_the_operations_of_each_provider_give_one_by_one() -> None:
-    for what in ("logits", "tokens", "counts"):
-        judged(f": {what}", 8)
+    for what in ("logits", "tokens", "counts", "cut"):
+        judged(f": {what}", 10)
     for what in ("log-probs", "scored ids", "columns"):
-        judged(f": {what}", 6)
+        judged(f": {what}", 8)
     judged(": kept ids", 2)
     judged(": no scores", 2)
 

@@ -29,7 +29,8 @@ VOCABULARY, MOST = 700, 12
 CPU = torch.device("cpu")
 SEEDS = [0, 1, 7 + 2**32, 2**63 - 1, 2**62 + 5, 2**40, -(2**63), -1, 2**31, 3, 4, 5]
 TEMPERATURES = [1.0, 0.0, 0.7, 1.3]
-WHOLE, CUT = {"logprobs": 0}, {"logprobs": -1, "top_k": 5}
+WHOLE, UNSCORED = {"logprobs": 0}, {"logprobs": None}
+CUT = [{"logprobs": 0, "top_p": 0.6}, {"logprobs": 0, "top_k": 5}, {"logprobs": -1, "top_k": 5}]
 
 
 class Engine:
@@ -123,9 +124,10 @@ def preparing(operations: Operations, found: dict[str, float]) -> None:
 
 
 def sampling(operations: Operations, name: str, found: dict[str, float]) -> None:
-    """Whole steps: nobody cut, some cut, nobody scored, and nobody cut again; logits of each are left as they are."""
-    engine, scored = Engine(operations), {"logprobs": None}
-    kinds = {"whole": [WHOLE] * 3, "mixed": [WHOLE, CUT, {"logprobs": -1}], "unscored": [scored] * 3}
+    """Whole steps: nobody cut, some cut, cut ones reported, nobody scored, and nobody cut again."""
+    engine = Engine(operations)
+    reported = [WHOLE, CUT[2], {"logprobs": -1}]
+    kinds = {"whole": [WHOLE] * 3, "cut": [*CUT[:2], WHOLE], "reported": reported, "unscored": [UNSCORED] * 3}
     number, kept = 0, []
     for kind, settings in kinds.items():
         for each in settings:
@@ -134,8 +136,10 @@ def sampling(operations: Operations, name: str, found: dict[str, float]) -> None
         ids = list(range(number - 3, number))
         output, ours = sampled(engine, ids, operations, f"{name}, {kind}", found)
         kept.append((output, ours))
-    found[f"{name}: requests looked at one by one"] = float(engine.sampler._unlike != slots(engine, range(4, 9)))
-    for gone in range(3, 9):
+    found[f"{name}: requests looked at one by one"] = float(
+        engine.sampler._unlike != slots(engine, (3, 4, 7, 8, 9, 10, 11))
+    )
+    for gone in range(3, 12):
         engine.requests.remove_request(str(gone))
     kept.append(sampled(engine, [2, 0, 1], operations, f"{name}, whole again", found))
     found[f"{name}: nobody left to look at"] = float(len(engine.sampler._unlike))
@@ -156,10 +160,9 @@ def sampled(
     batch, logits = engine.batch(ids, [9 + i for i in ids]), make_logits(len(ids))
     step = one_by_one(engine, batch, operations)
     top_k, top_p = engine.sampler.sampling_states.get_top_k_top_p(batch.idx_mapping, batch.idx_mapping_np)
-    keep = torch.ones_like(logits, dtype=torch.bool)
-    if top_k is not None:
-        assert top_p is None
-        keep = operations.keep_mask(logits, step.temperatures, top_k)
+    cut = (0 if top_k is None else top_k), (1.0 if top_p is None else top_p)
+    keep = operations.keep_mask(logits, step.temperatures, *cut)
+    found[f"{name}: cut"] = float((name.endswith(("cut", "reported"))) == bool(keep.all()))
     left = masked(logits, keep)
     tokens = operations.draw(left, step.u, step.temperatures)
     given = logits.clone()
