@@ -27,11 +27,15 @@ def inverse_rms(r, size, eps):
 
 
 @triton.jit
-def forward(x_ptr, residual_ptr, w_ptr, y_ptr, r_ptr, size, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
-    """A row of y and of the rounded residual stream r, which is what the norm reads."""
+def forward(
+    x_ptr, residual_ptr, w_ptr, y_ptr, r_ptr, size, eps, heads, x_token, x_head,
+    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row of y and of the rounded residual stream r, which is what the norm reads; a token has ``heads`` rows."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     mask, place = column < size, row * size + column
-    r = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    source = x_ptr + row // heads * x_token + row % heads * x_head
+    r = tl.load(source + column, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         r += tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
         rounded = r.to(r_ptr.dtype.element_ty)
@@ -75,14 +79,22 @@ def _warps(block: int) -> int:
     return max(1, min(16, block // 256))
 
 
+def _by_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """x, rows of a token, strides of tokens and rows: heads of a projection are read where they lie."""
+    if x.dim() == 3 and x.stride(2) == 1:
+        return x, x.shape[1], x.stride(0), x.stride(1)
+    return x.contiguous(), 1, x.shape[-1], 0
+
+
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(y, r), both (..., H) of x's dtype."""
-    x = x.contiguous()
-    y, r = torch.empty_like(x), x if residual is None else torch.empty_like(x)
+    x, *rows = _by_rows(x)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    r = x if residual is None else torch.empty_like(y)
     size, block = x.shape[-1], power_of_2(x.shape[-1])
     if x.numel():
         forward[(x.numel() // size,)](
-            x, None if residual is None else residual.contiguous(), weight, y, r, size, eps,
+            x, None if residual is None else residual.contiguous(), weight, y, r, size, eps, *rows,
             HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
     return y, r
