@@ -125,6 +125,10 @@ def pointwise(c: Cases) -> None:
             c.near(f"rope {interleaved} {inverse}", c.ours.rope(x, *options), c.reference.rope(x, *options))
     qkv, options = c.normal(9, 7, 48), (positions, table, False, False)
     apart = torch.cat([c.ours.rope(part.clone(), *options) for part in qkv[:, :5].split([4, 1], 1)], 1)
+    many = c.normal(9, 40, 32)  # more heads than one program turns
+    c.near("rope of many heads", c.ours.rope(many, *options), c.reference.rope(many, *options))
+    apart_40 = torch.cat([c.ours.rope(many[:, head : head + 1], *options) for head in range(40)], 1)
+    c.same("rope of many heads, each alone", c.ours.rope(many, *options), apart_40)
     c.same("rope of queries and keys side by side", c.ours.rope(qkv[:, :5], *options), apart)
     gate_up, dh = c.normal(9, 70), c.normal(9, 35)
     c.near("swiglu", c.ours.swiglu(gate_up), c.reference.swiglu(gate_up))

@@ -17,29 +17,31 @@ from vime_core.numerics.attention import KvCache
 from vime_core.numerics.cuda.sizes import power_of_2
 
 _BLOCK = 1024
+_PAIRS, _PAIRS_OF_WARP = 512, 128  # that one program of a rotation turns, if so many lie in a token; 4 a thread
 
 
 @triton.jit
 def turn(
     x_ptr, position_ptr, table_ptr, y_ptr, heads, head_dim, half, x_token, x_head,
-    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token; what lies behind the rotary part is copied."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    pair = tl.arange(0, BLOCK)
-    mask = pair < half
+    """HEADS heads of one token; what lies behind the rotary part is copied."""
+    token, head = tl.program_id(0).to(tl.int64), (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+    pair = tl.arange(0, BLOCK)[None, :]
     row = table_ptr + tl.load(position_ptr + token).to(tl.int64) * 2 * half
-    cosine = tl.load(row + pair, mask=mask, other=0.0)
-    sine = tl.load(row + half + pair, mask=mask, other=0.0)
+    cosine = tl.load(row + pair, mask=pair < half, other=0.0)
+    sine = tl.load(row + half + pair, mask=pair < half, other=0.0)
     sine = -sine if INVERSE else sine
     first, second = (2 * pair, 2 * pair + 1) if INTERLEAVED else (pair, pair + half)
     source, target = x_ptr + token * x_token + head * x_head, y_ptr + (token * heads + head) * head_dim
+    mask = (head < heads) & (pair < half)
     a = tl.load(source + first, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(source + second, mask=mask, other=0.0).to(tl.float32)
     tl.store(target + first, (a * cosine - b * sine).to(y_ptr.dtype.element_ty), mask=mask)
     tl.store(target + second, (b * cosine + a * sine).to(y_ptr.dtype.element_ty), mask=mask)
-    rest = 2 * half + tl.arange(0, REST)
-    tl.store(target + rest, tl.load(source + rest, mask=rest < head_dim, other=0.0), mask=rest < head_dim)
+    rest = 2 * half + tl.arange(0, REST)[None, :]
+    behind = (head < heads) & (rest < head_dim)
+    tl.store(target + rest, tl.load(source + rest, mask=behind, other=0.0), mask=behind)
 
 
 @triton.jit
@@ -96,9 +98,12 @@ def rope(x: Tensor, positions: Tensor, table: Tensor, interleaved: bool, inverse
     tokens, heads, head_dim = x.shape
     half, rest = table.shape[1] // 2, head_dim - table.shape[1]
     if y.numel():
-        turn[(tokens, heads)](
+        block = power_of_2(half)
+        some = min(power_of_2(heads), max(1, _PAIRS // block))
+        turn[(tokens, triton.cdiv(heads, some))](
             x, positions, table, y, heads, head_dim, half, x.stride(0), x.stride(1), INTERLEAVED=interleaved,
-            INVERSE=inverse, BLOCK=power_of_2(half), REST=power_of_2(max(rest, 1)), num_warps=1,
+            INVERSE=inverse, HEADS=some, BLOCK=block, REST=power_of_2(max(rest, 1)),
+            num_warps=max(1, some * block // _PAIRS_OF_WARP),
         )  # fmt: skip
     return y
 
