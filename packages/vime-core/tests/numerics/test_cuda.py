@@ -64,13 +64,16 @@ def test_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     """Every launch of the cases in bf16, with the types and constants it has; what they compute is not looked at."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from triton.runtime.jit import JITFunction, mangle_type
+    from triton.runtime.jit import mangle_type
+
+    from vime_core.numerics.cuda.launch import Remembered
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     sizes: dict[str, int] = {}
     fused: set[str] = set()
 
-    def compiled(kernel: Any, *args: Any, grid: object, warmup: bool, **options: Any) -> None:
+    def compiled(launched: Remembered, _grid: object, /, *args: Any, **options: Any) -> None:
+        kernel: Any = launched.function
         names = [parameter.name for parameter in kernel.params]
         given = dict(zip(names, args, strict=False)) | {n: options.pop(n) for n in list(options) if n in names}
         values = {name: given[name] for name in names}
@@ -84,7 +87,7 @@ def test_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             sizes[key] = len(asm["cubin"])
             fused.update({kernel.__name__} if "fma.rn.f32" in asm["ptx"] else ())
 
-    monkeypatch.setattr(JITFunction, "run", compiled)
+    monkeypatch.setattr(Remembered, "_launch", compiled)
     cases().run("cpu", torch.bfloat16)
     assert len({key.split()[0] for key in sizes}) == 21
     assert all(sizes.values())

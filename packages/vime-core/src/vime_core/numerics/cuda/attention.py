@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vime_core.numerics.attention import AttentionSpec, KvCache, PagedBatch
+from vime_core.numerics.cuda.launch import remembered
 from vime_core.numerics.cuda.sizes import power_of_2
 
 KEYS = 64  # of a block
@@ -52,6 +53,7 @@ def score(q, k, scale, cap, EXACT: tl.constexpr, CAPPED: tl.constexpr):
     return tanh(tl.div_rn(t, cap)) * cap if CAPPED else t
 
 
+@remembered
 @triton.jit
 def attend(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, start_ptr, length_ptr, table_ptr, sequences, scale, window, cap, heads, dim,
@@ -136,7 +138,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, spec: AttentionS
     tokens, heads, dim = q.shape
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
-    group, sequences = heads // k.shape[1], len(cu_seqlens) - 1
+    group, sequences = heads // k.shape[1], cu_seqlens.shape[0] - 1
     if tokens:
         attend[(programs(tokens, sequences, ROWS // group), k.shape[1])](
             q, k, v, o, lse, cu_seqlens, None, None, sequences, spec.scale, spec.window or 0, spec.soft_cap or 0.0,
@@ -150,7 +152,7 @@ def paged(q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, o: 
     """Fills the asked rows of o (T, heads, dim)."""
     tokens, heads, dim = q.shape
     keys, values, kv_heads = cache.keys, cache.values, cache.keys.shape[1]
-    group, sequences = heads // kv_heads, len(batch.seq_lens)
+    group, sequences = heads // kv_heads, batch.seq_lens.shape[0]
     if tokens and sequences:
         attend[(programs(tokens, sequences, ROWS // group), kv_heads)](
             q, keys, values, o, None, batch.query_start, batch.seq_lens, batch.block_table, sequences, spec.scale,

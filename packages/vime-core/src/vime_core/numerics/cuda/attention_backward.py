@@ -16,9 +16,11 @@ from torch import Tensor
 
 from vime_core.numerics.attention import AttentionSpec
 from vime_core.numerics.cuda.attention import KEYS, WARPS, options, programs, score, sequence_of
+from vime_core.numerics.cuda.launch import remembered
 from vime_core.numerics.cuda.sums import tree_sum
 
 
+@remembered
 @triton.jit
 def row_dots(dy_ptr, o_ptr, d_ptr, dim, DIM: tl.constexpr):
     """D = dot(dy, o) of one head of one token."""
@@ -47,6 +49,7 @@ def weights_and_slopes(
     return p, slope * scale
 
 
+@remembered
 @triton.jit
 def query_gradient(
     q_ptr, k_ptr, v_ptr, dy_ptr, lse_ptr, d_ptr, dq_ptr, start_ptr, sequences, scale, window, cap, heads, kv_heads, dim,
@@ -82,6 +85,7 @@ def query_gradient(
     tl.store(dq_ptr + place, dq.to(dq_ptr.dtype.element_ty), mask=mask)
 
 
+@remembered
 @triton.jit
 def key_gradient(
     q_ptr, k_ptr, v_ptr, dy_ptr, lse_ptr, d_ptr, dk_ptr, dv_ptr, start_ptr, sequences, scale, window, cap, heads,
@@ -131,7 +135,7 @@ def backward(
     """(dq, dk, dv) of the dtypes of q, k and v, from grad (T, heads, dim) and what the forward returned."""
     grad, q, k, v, o, lse = (t.contiguous() for t in (grad, q, k, v, o, lse))
     dq, dk, dv, d = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(lse)
-    (tokens, heads, dim), kv_heads, sequences = q.shape, k.shape[1], len(cu_seqlens) - 1
+    (tokens, heads, dim), kv_heads, sequences = q.shape, k.shape[1], cu_seqlens.shape[0] - 1
     if not tokens:
         return dq, dk, dv
     chosen = options(spec, q.dtype, dim)

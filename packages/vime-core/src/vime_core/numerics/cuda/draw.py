@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vime_core.numerics import arithmetic, draw
+from vime_core.numerics.cuda.launch import remembered
 from vime_core.numerics.cuda.scoring import temperature_of
-from vime_core.numerics.cuda.sizes import power_of_2
+from vime_core.numerics.cuda.sizes import parts, power_of_2
 
 _BLOCK = 4096
 _NUMBERS = 128
@@ -97,6 +98,7 @@ def peak_of(peak_ptr, row, blocks, BLOCKS: tl.constexpr):
     return tl.max(tl.load(peak_ptr + row * blocks + block, mask=block < blocks, other=float("-inf")), 0)
 
 
+@remembered
 @triton.jit
 def all_numbers(seed_ptr, place_ptr, u_ptr, count, BLOCK: tl.constexpr):
     """u of a block of rows."""
@@ -106,6 +108,7 @@ def all_numbers(seed_ptr, place_ptr, u_ptr, count, BLOCK: tl.constexpr):
     tl.store(u_ptr + row, number(seed, place), mask=row < count)
 
 
+@remembered
 @triton.jit
 def block_peaks(logits_ptr, temperature_ptr, peak_ptr, size, blocks, BLOCK: tl.constexpr):
     """The largest z of each block."""
@@ -115,6 +118,7 @@ def block_peaks(logits_ptr, temperature_ptr, peak_ptr, size, blocks, BLOCK: tl.c
     tl.store(peak_ptr + row * blocks + block, tl.max(z, 0))
 
 
+@remembered
 @triton.jit
 def block_sums(
     logits_ptr, temperature_ptr, u_ptr, peak_ptr, sum_ptr, size, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
@@ -127,6 +131,7 @@ def block_sums(
     tl.store(sum_ptr + row * blocks + block, tl.sum(weights, 0))
 
 
+@remembered
 @triton.jit
 def drawn_token(
     logits_ptr, temperature_ptr, u_ptr, peak_ptr, sum_ptr, token_ptr, size, blocks,
@@ -149,10 +154,11 @@ def drawn_token(
 
 def draw_numbers(seeds: Tensor, places: Tensor) -> Tensor:
     """u int64 (rows) of seeds and places int64 (rows)."""
-    u = torch.empty(len(seeds), dtype=torch.int64, device=seeds.device)
-    if len(u):
-        grid = (triton.cdiv(len(u), _NUMBERS),)
-        all_numbers[grid](seeds.contiguous(), places.contiguous(), u, len(u), BLOCK=_NUMBERS)
+    count = seeds.shape[0]
+    u = torch.empty(count, dtype=torch.int64, device=seeds.device)
+    if count:
+        grid = (parts(count, _NUMBERS),)
+        all_numbers[grid](seeds.contiguous(), places.contiguous(), u, count, BLOCK=_NUMBERS)
     return u
 
 
@@ -161,7 +167,7 @@ def draw_tokens(logits: Tensor, temperatures: Tensor, u: Tensor) -> Tensor:
     logits, temperatures, u = logits.contiguous(), temperatures.contiguous(), u.contiguous()
     rows, size = logits.shape
     block = min(_BLOCK, power_of_2(size))
-    blocks = triton.cdiv(size, block)
+    blocks = parts(size, block)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     peaks = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
     sums = torch.empty(rows, blocks, dtype=torch.int64, device=logits.device)

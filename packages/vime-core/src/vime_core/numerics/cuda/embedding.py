@@ -14,11 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vime_core.numerics.cuda.sizes import power_of_2
+from vime_core.numerics.cuda.launch import remembered
+from vime_core.numerics.cuda.sizes import parts, power_of_2
 
 _COLUMNS = 512
 
 
+@remembered
 @triton.jit
 def sum_by_id(dy_ptr, token_ptr, id_ptr, end_ptr, y_ptr, width, BLOCK: tl.constexpr):
     """The rows of dy of one id, ascending, for BLOCK columns; programs of an id's later tokens have nothing to do."""
@@ -40,7 +42,7 @@ def backward(grad: Tensor, ids: Tensor, rows: int) -> Tensor:
         sorted_ids, tokens = torch.sort(ids.long(), stable=True)
         ends = torch.searchsorted(sorted_ids, sorted_ids, right=True, out_int32=True)
         block = min(_COLUMNS, power_of_2(grad.shape[-1]))
-        sum_by_id[(len(ids), triton.cdiv(grad.shape[-1], block))](
+        sum_by_id[(ids.shape[0], parts(grad.shape[-1], block))](
             grad.contiguous(), tokens, sorted_ids, ends, y, grad.shape[-1], BLOCK=block, num_warps=4
         )
     return y

@@ -15,12 +15,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from vime_core.numerics.cuda.launch import remembered
+from vime_core.numerics.cuda.sizes import parts
 from vime_core.numerics.cuda.tiles import PROGRAMS, Tile, few_rows, many_rows, plain
 
 _GROUP = 8  # row blocks that share their columns in the cache
 _BYTES = 16  # what the tensor copy engine wants addresses and strides to be multiples of
 
 
+@remembered
 @triton.jit(do_not_specialize=["rows"])
 def product(
     x_ptr, w_ptr, bias_ptr, y_ptr, rows, columns, depth, x_row, w_row,
@@ -43,6 +46,7 @@ def product(
     tl.store(y_ptr + row[:, None] * columns + column[None, :], total.to(y_ptr.dtype.element_ty), mask=mask)
 
 
+@remembered
 @triton.jit(do_not_specialize=["rows", "depth"])
 def walked(
     x_desc, w_desc, bias_ptr, y_ptr, rows, columns, depth,
@@ -78,18 +82,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, chunks: int, wide: bo
     """y (..., N) of x (..., K), weight (N, K) and bias (N); fp32 when ``wide``. Transposed views are not copied."""
     if chunks != 1:
         raise ValueError(f"provider 'cuda' defines one chain over K, not {chunks} chunks")
-    rows = x.reshape(-1, x.shape[-1])
-    y = torch.empty(len(rows), len(weight), dtype=torch.float32 if wide else x.dtype, device=x.device)
-    if y.numel():
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    count, columns = rows.shape[0], weight.shape[0]
+    y = torch.empty(count, columns, dtype=torch.float32 if wide else x.dtype, device=x.device)
+    if count and columns:
         if x.dtype != torch.bfloat16:
             _product(rows, weight, bias, y, plain(exact=True))
-        elif len(rows) <= few_rows(len(weight)).rows:
-            _product(rows, weight, bias, y, few_rows(len(weight)))
+        elif count <= (few := few_rows(columns)).rows:
+            _product(rows, weight, bias, y, few)
         elif _described(rows) and _described(weight):
-            _walked(rows, weight, bias, y, many_rows(len(rows), len(weight), wide=wide))
+            _walked(rows, weight, bias, y, many_rows(count, columns, wide=wide))
         else:
             _product(rows, weight, bias, y, plain(exact=False))
-    return y.reshape(*x.shape[:-1], -1)
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], columns)
 
 
 def linear_partials(x: Tensor, weight: Tensor, chunks: int) -> Tensor:
@@ -98,18 +103,19 @@ def linear_partials(x: Tensor, weight: Tensor, chunks: int) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, tile: Tile) -> None:
-    x, weight = x.contiguous(), weight.contiguous()
-    product[(triton.cdiv(y.shape[0], tile.rows), triton.cdiv(y.shape[1], tile.columns))](
-        x, weight, bias, y, *y.shape, x.shape[1], x.stride(0), weight.stride(0), HAS_BIAS=bias is not None,
+    x, weight, (rows, columns) = x.contiguous(), weight.contiguous(), y.shape
+    product[(parts(rows, tile.rows), parts(columns, tile.columns))](
+        x, weight, bias, y, rows, columns, x.shape[1], x.stride(0), weight.stride(0), HAS_BIAS=bias is not None,
         EXACT=x.dtype != torch.bfloat16, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
 def _walked(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, tile: Tile) -> None:
-    programs = min(PROGRAMS, triton.cdiv(y.shape[0], tile.rows) * triton.cdiv(y.shape[1], tile.columns))
+    rows, columns = y.shape
+    programs = min(PROGRAMS, parts(rows, tile.rows) * parts(columns, tile.columns))
     walked[(programs,)](
-        _descriptor(x, tile.rows, tile.depth), _descriptor(weight, tile.columns, tile.depth), bias, y, *y.shape,
+        _descriptor(x, tile.rows, tile.depth), _descriptor(weight, tile.columns, tile.depth), bias, y, rows, columns,
         x.shape[1], HAS_BIAS=bias is not None, X_TURNED=_turned(x), W_TURNED=_turned(weight), BLOCK_M=tile.rows,
         BLOCK_N=tile.columns, BLOCK_K=tile.depth, GROUP=_GROUP, PROGRAMS=PROGRAMS, num_warps=tile.warps,
         num_stages=tile.stages,
@@ -123,9 +129,10 @@ def _turned(matrix: Tensor) -> bool:
 
 def _described(matrix: Tensor) -> bool:
     """Whether the tensor copy engine can read it as it is stored."""
-    if 1 not in matrix.stride():
+    strides = matrix.stride()
+    if 1 not in strides:
         return False
-    return (max(matrix.stride()) * matrix.element_size()) % _BYTES == 0 and matrix.data_ptr() % _BYTES == 0
+    return (max(strides) * matrix.element_size()) % _BYTES == 0 and matrix.data_ptr() % _BYTES == 0
 
 
 def _descriptor(matrix: Tensor, rows: int, depth: int) -> TensorDescriptor:

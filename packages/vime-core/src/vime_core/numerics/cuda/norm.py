@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vime_core.numerics.cuda.sizes import power_of_2
+from vime_core.numerics.cuda.launch import remembered
+from vime_core.numerics.cuda.sizes import parts, power_of_2
 from vime_core.numerics.cuda.sums import tree_sum
 
 SUM_ROWS = 256  # rows that one program of a column sum adds; partial sums are added in ascending order
@@ -26,6 +27,7 @@ def inverse_rms(r, size, eps):
     return tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
 
 
+@remembered
 @triton.jit
 def forward(
     x_ptr, residual_ptr, w_ptr, y_ptr, r_ptr, size, eps, heads, x_token, x_head,
@@ -46,6 +48,7 @@ def forward(
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
+@remembered
 @triton.jit
 def backward(
     dy_ptr, stream_ptr, r_ptr, w_ptr, dr_ptr, product_ptr, size, eps, HAS_STREAM: tl.constexpr, BLOCK: tl.constexpr
@@ -65,6 +68,7 @@ def backward(
     tl.store(product_ptr + place, dy * n, mask=mask)
 
 
+@remembered
 @triton.jit
 def rows_sum(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """The sum, ascending, of ROWS rows of x for BLOCK columns."""
@@ -117,9 +121,10 @@ def add_rms_norm_backward(
 
 def column_sum(x: Tensor) -> Tensor:
     """The rows of x (M, K) added in ascending order within parts of 256, then the parts: (K) in fp32."""
-    x = x.contiguous()
-    while len(x) > 1 or x.dtype != torch.float32:
-        parts = torch.empty(triton.cdiv(len(x), SUM_ROWS), x.shape[1], dtype=torch.float32, device=x.device)
-        rows_sum[(len(parts), triton.cdiv(x.shape[1], 128))](x, parts, *x.shape, ROWS=SUM_ROWS, BLOCK=128, num_warps=1)
-        x = parts
-    return x[0] if len(x) else torch.zeros(x.shape[1], device=x.device)
+    x, (rows, columns) = x.contiguous(), x.shape
+    while rows > 1 or x.dtype != torch.float32:
+        count = parts(rows, SUM_ROWS)
+        sums = torch.empty(count, columns, dtype=torch.float32, device=x.device)
+        rows_sum[(count, parts(columns, 128))](x, sums, rows, columns, ROWS=SUM_ROWS, BLOCK=128, num_warps=1)
+        x, rows = sums, count
+    return x[0] if rows else torch.zeros(columns, device=x.device)

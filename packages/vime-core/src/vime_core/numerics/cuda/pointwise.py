@@ -14,12 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from vime_core.numerics.attention import KvCache
-from vime_core.numerics.cuda.sizes import power_of_2
+from vime_core.numerics.cuda.launch import remembered
+from vime_core.numerics.cuda.sizes import parts, power_of_2
 
 _BLOCK = 1024
 _PAIRS, _PAIRS_OF_WARP = 512, 128  # that one program of a rotation turns, if so many lie in a token; 4 a thread
 
 
+@remembered
 @triton.jit
 def turn(
     x_ptr, position_ptr, table_ptr, y_ptr, heads, head_dim, half, x_token, x_head,
@@ -50,6 +52,7 @@ def sigmoid(x):
     return tl.div_rn(1.0, 1.0 + tl.exp(-x))
 
 
+@remembered
 @triton.jit
 def gated(x_ptr, h_ptr, size, BLOCK: tl.constexpr):
     """BLOCK columns of a row of h = silu(gate) * up."""
@@ -61,6 +64,7 @@ def gated(x_ptr, h_ptr, size, BLOCK: tl.constexpr):
     tl.store(h_ptr + row * size + column, h.to(h_ptr.dtype.element_ty), mask=mask)
 
 
+@remembered
 @triton.jit
 def gated_backward(dh_ptr, x_ptr, dx_ptr, size, BLOCK: tl.constexpr):
     """BLOCK columns of the gradients of gate and up."""
@@ -75,6 +79,7 @@ def gated_backward(dh_ptr, x_ptr, dx_ptr, size, BLOCK: tl.constexpr):
     tl.store(dx_ptr + place + size, (dh * (gate * s)).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
+@remembered
 @triton.jit
 def copy_to_slots(
     k_ptr, v_ptr, keys_ptr, values_ptr, slot_ptr, head_dim, page, k_token, k_head, v_token, v_head,
@@ -113,7 +118,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate_up, size = gate_up.contiguous(), gate_up.shape[-1] // 2
     h = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype, device=gate_up.device)
     if h.numel():
-        gated[(h.numel() // size, triton.cdiv(size, _BLOCK))](gate_up, h, size, BLOCK=_BLOCK)
+        gated[(h.numel() // size, parts(size, _BLOCK))](gate_up, h, size, BLOCK=_BLOCK)
     return h
 
 
@@ -122,17 +127,17 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
     gate_up, size = gate_up.contiguous(), gate_up.shape[-1] // 2
     result = torch.empty_like(gate_up)
     if result.numel():
-        grid = (result.numel() // (2 * size), triton.cdiv(size, _BLOCK))
+        grid = (result.numel() // (2 * size), parts(size, _BLOCK))
         gated_backward[grid](grad.contiguous(), gate_up, result, size, BLOCK=_BLOCK)
     return result
 
 
 def write_kv(k: Tensor, v: Tensor, cache: KvCache, slots: Tensor) -> None:
     """Copies k and v (T, KV heads, dim) to ``slots`` without waiting for the device: decode graphs capture it."""
-    heads, head_dim = k.shape[1:]
+    tokens, (heads, head_dim) = slots.shape[0], k.shape[1:]
     keys, values = cache.keys, cache.values
-    if len(slots):
-        copy_to_slots[(len(slots), heads)](
+    if tokens:
+        copy_to_slots[(tokens, heads)](
             k, v, keys, values, slots, head_dim, keys.shape[2], k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             *keys.stride()[:3], *values.stride()[:3], BLOCK=power_of_2(head_dim), num_warps=1,
         )  # fmt: skip

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vime_core.numerics.cuda.launch import remembered
 from vime_core.numerics.cuda.sizes import power_of_2
 from vime_core.numerics.cuda.sums import tree_sum
 
@@ -49,6 +50,7 @@ def peak_and_log_sum(row_ptr, size, temperature, LANES: tl.constexpr):
     return peak, tl.log(tree_sum(sums))
 
 
+@remembered
 @triton.jit
 def all_log_probs(logits_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr):
     """A row of log p."""
@@ -61,6 +63,7 @@ def all_log_probs(logits_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr)
         tl.store(y_ptr + row * size + column, y, mask=column < size)
 
 
+@remembered
 @triton.jit
 def chosen_log_prob(logits_ptr, id_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr):
     """log p of a row's token."""
@@ -72,6 +75,7 @@ def chosen_log_prob(logits_ptr, id_ptr, temperature_ptr, y_ptr, size, LANES: tl.
     tl.store(y_ptr + row + tl.arange(0, 1), y)
 
 
+@remembered
 @triton.jit
 def chosen_backward(grad_ptr, logits_ptr, id_ptr, temperature_ptr, y_ptr, size, LANES: tl.constexpr):
     """A row of dlogits = (onehot - p) * (dlogp / T)."""
@@ -94,32 +98,32 @@ def log_softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
     """log p (..., V) in fp32; temperatures: one for each row."""
     rows = logits.reshape(-1, logits.shape[-1]).contiguous()
     y = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
+    count, size = rows.shape
     if y.numel():
-        all_log_probs[(len(rows),)](
-            rows, temperatures.contiguous(), y, rows.shape[1], LANES=_lanes(rows.shape[1]), num_warps=_WARPS
-        )
+        all_log_probs[(count,)](rows, temperatures.contiguous(), y, size, LANES=_lanes(size), num_warps=_WARPS)
     return y.reshape(logits.shape)
 
 
 def token_log_probs(logits: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
     """log p of ids (rows) from logits (rows, V): (rows) in fp32."""
     logits = logits.contiguous()
-    y = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    if len(logits):
-        chosen_log_prob[(len(logits),)](
-            logits, ids.contiguous(), temperatures.contiguous(), y, logits.shape[1], LANES=_lanes(logits.shape[1]),
-            num_warps=_WARPS,
-        )  # fmt: skip
+    rows, size = logits.shape
+    y = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    if rows:
+        chosen_log_prob[(rows,)](
+            logits, ids.contiguous(), temperatures.contiguous(), y, size, LANES=_lanes(size), num_warps=_WARPS
+        )
     return y
 
 
 def token_log_probs_backward(grad: Tensor, logits: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
     """The gradient of logits (rows, V) from grad (rows)."""
     logits = logits.contiguous()
+    rows, size = logits.shape
     y = torch.empty_like(logits)
     if y.numel():
-        chosen_backward[(len(logits),)](
-            grad.float().contiguous(), logits, ids.contiguous(), temperatures.contiguous(), y, logits.shape[1],
-            LANES=_lanes(logits.shape[1]), num_warps=_WARPS,
+        chosen_backward[(rows,)](
+            grad.float().contiguous(), logits, ids.contiguous(), temperatures.contiguous(), y, size,
+            LANES=_lanes(size), num_warps=_WARPS,
         )  # fmt: skip
     return y
