@@ -119,6 +119,7 @@ def kernels() -> dict[str, Attend]:
     return {
         "FA3 num_splits=1": Fa3().paged,
         f"FA3 num_splits=1, query bound >= {floor}": Fa3(floor=floor).paged,
+        f"FA3 bound >= {floor}, schedule made ahead": Fa3(floor=floor).scheduled,
         "FA3 num_splits=1, query bound >= 2": Fa3(floor=2).paged,
         f"FA3 bound >= {floor}, pack_gqa on": Fa3(floor=floor, pack_gqa=True).paged,
         f"FA3 bound >= {floor}, pack_gqa off": Fa3(floor=floor, pack_gqa=False).paged,

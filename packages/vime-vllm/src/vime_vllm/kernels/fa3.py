@@ -1,7 +1,8 @@
 """FlashAttention 3 as vLLM bundles it, called so that every phase walks the same blocks of keys (docs/probes-h200.md).
 
-One split of the keys; no schedule made ahead; and a bound of the query lengths that is never below 65, because for head
-size 64 a smaller one selects a tile with other blocks. The bound itself changes no bit, so all tokens are one.
+One split of the keys, and a bound of the query lengths that is never below 65, because for head size 64 a smaller one
+selects a tile with other blocks. The bound itself changes no bit, so all tokens are one. No schedule is made ahead:
+with one split the library clears a schedule's counter behind every call, so that no kernel would be saved.
 """
 
 from __future__ import annotations
