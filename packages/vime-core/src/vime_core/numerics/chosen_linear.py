@@ -52,7 +52,8 @@ class ChosenLinear:
         left, right = _as_stored(call, x, weight)
         if not (_copied_whole(left) and _copied_whole(right) and self._serves(call, x.device)):
             return self.own(x, weight, bias, chunks, wide)
-        return self.offer.run(call, left, right).reshape(*x.shape[:-1], -1)
+        y = self.offer.run(call, left, right)
+        return y if x.dim() == 2 else y.reshape(*x.shape[:-1], -1)
 
     def choices(self) -> dict[str, str]:
         """Call -> the kernels that serve it, with the reason where they are the provider's own."""
@@ -192,7 +193,8 @@ def _stored(call: LinearCall, tokens: int) -> tuple[tuple[int, int], tuple[int, 
 def _as_stored(call: LinearCall, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if call.of == "weight gradient":
         return x.t(), weight.t()
-    return x.reshape(-1, x.shape[-1]), weight if call.of == "forward" else weight.t()
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return rows, weight if call.of == "forward" else weight.t()
 
 
 def _as_linear(call: LinearCall, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,11 +87,15 @@ def _multiply(call: LinearCall, left: Tensor, right: Tensor, y: Tensor) -> None:
         _library().bf16_gemm_tn(left, right, y, compiled_dims="")
         return
     multiply = _library().bf16_gemm_nt if call.of == "forward" else _library().bf16_gemm_nn
-    most = most_rows(call)
-    for start in range(0, len(left), most):
+    rows, most = len(left), most_rows(call)
+    if rows <= most:
+        multiply(left, right, y, compiled_dims="")
+        return
+    for start in range(0, rows, most):
         multiply(left[start : start + most], right, y[start : start + most], compiled_dims="")
 
 
+@lru_cache(1024)
 def stored(call: LinearCall, count: int) -> tuple[tuple[int, int, torch.dtype], ...]:
     """Rows, columns and dtype of left and right operand and result of ``count`` tokens."""
     x, dy, weight = (count, call.k), (count, call.n), (call.n, call.k)
