@@ -62,6 +62,10 @@ def test_settings_are_looked_at_one_by_one_only_where_requests_differ() -> None:
     judged("nobody left to look at", 2)
 
 
+def test_settings_are_copied_only_where_requests_came() -> None:
+    judged("copied anew", 2)
+
+
 def test_what_a_step_returned_stays_while_the_next_runs() -> None:
     judged(": kept", 4)  # tokens, and ids of kept tokens
     judged(": ranks", 2)

@@ -53,6 +53,7 @@ class AlignedSamplerV2(Sampler):
         states: Any = self.req_states
         self.operations, self._prepare = operations, prepare
         self._ranks = torch.zeros(states.max_num_reqs, dtype=torch.int64, device=states.device)
+        self._staged = True
         self._unlike: set[int] = set()  # requests that top-k or top-p may cut, or whose log-probs are none or many
 
     def add_request(self, *args: Any, **kwargs: Any) -> None:
@@ -64,9 +65,16 @@ class AlignedSamplerV2(Sampler):
         given = [*args, *kwargs.values()]
         require_defined(given[-1])
         super().add_request(*args, **kwargs)
+        self._staged = True
         request, states = given[0], cast("Any", self.sampling_states)
         cut = states.top_k.np[request] != states.vocab_size or states.top_p.np[request] != 1.0
         (self._unlike.add if cut or states.num_logprobs[request] != 0 else self._unlike.discard)(request)
+
+    def apply_staged_writes(self) -> None:
+        """See vLLM's `Sampler`, which copies all states in every step; only a new request's settings are ever new."""
+        if self._staged:
+            super().apply_staged_writes()
+            self._staged = False
 
     def __call__(self, logits: Tensor, input_batch: Any) -> SamplerOutput:
         """One token for each row of logits (rows, V), and its log-prob; columns as in `AlignedSampler.forward`.

@@ -141,7 +141,9 @@ def sampling(operations: Operations, name: str, found: dict[str, float]) -> None
     )
     for gone in range(3, 12):
         engine.requests.remove_request(str(gone))
+    copied = engine.sampler.sampling_states.temperature.gpu.data_ptr()
     kept.append(sampled(engine, [2, 0, 1], operations, f"{name}, whole again", found))
+    found[f"{name}: copied anew"] = float(engine.sampler.sampling_states.temperature.gpu.data_ptr() != copied)
     found[f"{name}: nobody left to look at"] = float(len(engine.sampler._unlike))
     # what earlier steps returned is still what it was, since it is copied while later ones run
     found[f"{name}: kept"] = sum(unequal(a.sampled_token_ids, b) for a, b in kept)
