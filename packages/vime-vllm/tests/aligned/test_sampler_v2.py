@@ -79,19 +79,21 @@ def test_the_kernel_compiles_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """With the types of vLLM's tensors; what it computes is not looked at."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from triton.runtime.jit import JITFunction, mangle_type
+    from triton.runtime.jit import mangle_type
 
+    from vime_core.numerics.cuda.launch import Remembered
     from vime_vllm.aligned.step_kernel import prepare
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     cubins: list[bytes] = []
 
-    def compiled(kernel: Any, *args: Any, grid: object, warmup: bool, **options: Any) -> None:
+    def compiled(launched: Remembered, _grid: object, /, *args: Any, **options: Any) -> None:
+        kernel: Any = launched.function
         types = {p.name: mangle_type(value) for p, value in zip(kernel.params, args, strict=True)}
         asm = triton.compile(ASTSource(kernel, types, {}), target=GPUTarget("cuda", 90, 32), options=options).asm
         cubins.append(asm["cubin"])
 
-    monkeypatch.setattr(JITFunction, "run", compiled)
+    monkeypatch.setattr(Remembered, "_launch", compiled)
     for index in (torch.int32, torch.int64):
         words, long = torch.zeros(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
         batch = SimpleNamespace(

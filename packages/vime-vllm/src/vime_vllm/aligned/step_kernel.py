@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vime_core.numerics.cuda.draw import number
+from vime_core.numerics.cuda.launch import remembered
 
 
 class Step(NamedTuple):
@@ -35,6 +36,7 @@ class Step(NamedTuple):
     num_rejected: Tensor
 
 
+@remembered
 @triton.jit
 def of_request(
     request_ptr, index_ptr, position_ptr, seq_len_ptr, first_logit_ptr, temperature_ptr, seed_ptr, prompt_len_ptr,
