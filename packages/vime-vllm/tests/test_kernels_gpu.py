@@ -83,12 +83,16 @@ def pages(k: Tensor, v: Tensor, size: int) -> tuple[KvCache, Tensor]:
 
 
 def ask(operations: Operations, q: Tensor, cache: KvCache, table: Tensor, parts: list[tuple[int, int]]) -> Tensor:
-    """Queries [a, b) of the one sequence for every part, as one batch of requests."""
+    """Queries [a, b) of the one sequence for every part, as one batch of requests; beside them lies NaN, where a model
+    has keys and values."""
     starts = torch.tensor([0, *(b - a for a, b in parts)], device="cuda").cumsum(0).int()
     lengths = torch.tensor([b for _, b in parts], dtype=torch.int32, device="cuda")
     batch = PagedBatch(starts, lengths, table.expand(len(parts), -1).contiguous(), max(b - a for a, b in parts))
-    queries = torch.cat([q[a:b] for a, b in parts])
-    return operations.attention_paged(queries, cache, batch, AttentionSpec(q.shape[-1] ** -0.5))
+    asked = torch.cat([q[a:b] for a, b in parts])
+    projected = torch.cat([asked, torch.full_like(asked[:, :2], torch.nan)], 1)
+    return operations.attention_paged(
+        projected[:, : q.shape[1]], cache, batch, AttentionSpec(q.shape[-1] ** -0.5), torch.empty_like(asked)
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
