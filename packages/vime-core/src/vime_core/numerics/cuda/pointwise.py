@@ -105,7 +105,7 @@ def rope(x: Tensor, positions: Tensor, table: Tensor, interleaved: bool, inverse
     if y.numel():
         block = power_of_2(half)
         some = min(power_of_2(heads), max(1, _PAIRS // block))
-        turn[(tokens, triton.cdiv(heads, some))](
+        turn[(tokens, parts(heads, some))](
             x, positions, table, y, heads, head_dim, half, x.stride(0), x.stride(1), INTERLEAVED=interleaved,
             INVERSE=inverse, HEADS=some, BLOCK=block, REST=power_of_2(max(rest, 1)),
             num_warps=max(1, some * block // _PAIRS_OF_WARP),
