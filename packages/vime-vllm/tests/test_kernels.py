@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -81,6 +82,48 @@ def test_operands_and_result_of_a_call_fit_together(call: LinearCall, count: int
     assert y.shape == product.shape
     assert y.dtype == (torch.float32 if call.wide else torch.bfloat16)
     assert deep_gemm.workspace_bytes([(call, count)]) == max(t.nbytes for t in (left, right, y))
+
+
+class Library:
+    """DeepGEMM's three products, by PyTorch, and how many rows each call had."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def bf16_gemm_nt(self, left: torch.Tensor, right: torch.Tensor, y: torch.Tensor, *, compiled_dims: str) -> None:
+        assert compiled_dims == ""
+        self.rows.append(len(left))
+        y.copy_(left.float() @ right.float().t())
+
+    def bf16_gemm_nn(self, left: torch.Tensor, right: torch.Tensor, y: torch.Tensor, *, compiled_dims: str) -> None:
+        self.bf16_gemm_nt(left, right.t(), y, compiled_dims=compiled_dims)
+
+    def bf16_gemm_tn(self, left: torch.Tensor, right: torch.Tensor, y: torch.Tensor, *, compiled_dims: str) -> None:
+        self.bf16_gemm_nt(left.t(), right.t(), y, compiled_dims=compiled_dims)
+
+
+@pytest.mark.parametrize("call", [FORWARD, DX, DW], ids=str)
+@pytest.mark.parametrize(
+    ("count", "parts"), [(1, [1]), (64, [64]), (128, [128]), (129, [128, 1]), (300, [128, 128, 44])]
+)
+def test_more_rows_than_one_call_takes_are_computed_in_parts(
+    call: LinearCall, count: int, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deep_gemm, "_MOST_ROWS", 128)
+    library = Library()
+    monkeypatch.setattr(deep_gemm, "_library", lambda: library)
+    call = replace(call, n=24, k=40)
+    left, right = (
+        torch.randn(rows, columns, generator=torch.Generator().manual_seed(count)).bfloat16()
+        for rows, columns, _ in deep_gemm.stored(call, count)[:2]
+    )
+    whole = (left.t() if call.of == "weight gradient" else left).float() @ (
+        right.t() if call.of == "forward" else right
+    ).float()
+    y = deep_gemm.run(call, left, right)
+    assert y.dtype == (torch.float32 if call.wide else torch.bfloat16)
+    torch.testing.assert_close(y.float(), whole, rtol=1e-2, atol=1e-2)
+    assert library.rows == ([24] if call.of == "weight gradient" else parts)
 
 
 def test_as_many_processes_compile_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:

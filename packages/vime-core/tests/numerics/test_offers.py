@@ -16,7 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vime_core.errors import BackendError, ContractViolation, PolicyError
 from vime_core.numerics import AttentionSpec, KvCache, Operations, PagedBatch, chosen_linear
 from vime_core.numerics.chosen_attention import with_attention
-from vime_core.numerics.chosen_linear import TOKENS, comparison_bytes, differences, with_linear
+from vime_core.numerics.chosen_linear import (
+    TOKENS,
+    ChosenLinear,
+    comparison_bytes,
+    differences,
+    product_of,
+    with_linear,
+)
 from vime_core.numerics.offers import AttentionOffer, LinearCall, LinearOffer, Pass
 
 CPU = torch.device("cpu")
@@ -231,6 +238,50 @@ def test_what_an_offer_has_no_kernel_for_is_the_providers() -> None:
     }
     ops.kernels.settle_gradients(CPU)
     assert ops.kernels.choices()["input gradient 24x40"] == "toy"
+
+
+def test_each_product_is_told_by_how_its_operands_are_stored() -> None:
+    x, w, dy = bf16(1, 5, K), bf16(2, N, K), bf16(3, 5, N)
+    for given, product in {
+        (x, w): ("forward", N, K),
+        (x.view(5, 1, K), w): ("forward", N, K),
+        (dy, w.t()): ("input gradient", N, K),
+        (dy.view(1, 5, N), w.t()): ("input gradient", N, K),
+        (dy.t(), x.t()): ("weight gradient", N, K),
+        (dy.t(), bf16(1, K, 5)): None,
+        (x.float(), w.float()): None,
+        (x, w.float()): None,
+        (x[:0], w): None,
+        (x, w[:0]): None,
+    }.items():
+        assert product_of(*given) == product
+
+
+def test_while_a_graph_is_captured_nothing_is_built_and_nothing_is_held_as_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shelf = Shelf()
+    chosen: Any = shelf.operations().kernels.linear
+    key, captures = (("forward", N, K), False, True), [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0])
+    assert chosen._serve(key, torch.device("cuda")) is None
+    assert chosen.settled == {}
+    assert shelf.prepared == []
+    chosen.settle([FORWARD], CPU)
+    assert chosen._serve(key, torch.device("cuda")) == FORWARD, "what was settled before serves a capture"
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_settled_call_is_looked_up_once(served: bool) -> None:
+    shelf = Shelf(None if served else lambda _call, _left, y: next_bit(y))
+    ops, x, w = shelf.operations(), bf16(1, 5, K), bf16(2, N, K)
+    want, chosen = ops.linear(x, w), ops.kernels.linear
+    assert isinstance(chosen, ChosenLinear)
+    chosen.settled.clear()  # asked again, it would be settled anew
+    before = len(shelf.ran)
+    assert_same(ops.linear(x, w), want)
+    assert len(shelf.ran) - before == served
+    assert chosen.settled == {}
 
 
 def test_rows_that_the_copy_engine_cannot_read_are_the_providers() -> None:

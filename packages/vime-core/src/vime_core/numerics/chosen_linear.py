@@ -19,9 +19,13 @@ from vime_core.numerics.kernels import Kernels
 from vime_core.numerics.offers import LinearCall, LinearOffer, Pass
 
 Linear = Callable[[Tensor, Tensor, Tensor | None, int, bool], Tensor]
+Product = tuple[Pass, int, int]
+"""Which product of a weight, and N and K of the weight."""
+_Key = tuple[Product, bool, bool]
 TOKENS = (1, 2, 3, 16, 17, 63, 64, 65, 128, 255, 256, 257, 1024, 4096)
 """Numbers of tokens that every choice is tried with, beside those that the offer names."""
 _BYTES = 16  # what the tensor copy engine wants addresses and strides to be multiples of
+_ELEMENTS = _BYTES // torch.bfloat16.itemsize
 _SLAB = 1 << 24  # elements that are drawn or compared at a time
 _BITS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
@@ -43,14 +47,22 @@ class ChosenLinear:
     offer: LinearOffer
     required: bool = False
     settled: dict[LinearCall, str] = field(default_factory=dict[LinearCall, str])
+    _served: dict[_Key, LinearCall | None] = field(default_factory=dict[_Key, LinearCall | None], init=False)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunks: int, wide: bool) -> Tensor:
         """y (..., N) of x (..., K), weight (N, K) and bias (N); see `Kernels.linear`."""
-        call = call_of(x, weight, wide=wide, bias=bias is not None)
-        if call is None:
+        product = product_of(x, weight)
+        if product is None:
             return self.own(x, weight, bias, chunks, wide)
-        left, right = _as_stored(call, x, weight)
-        if not (_copied_whole(left) and _copied_whole(right) and self._serves(call, x.device)):
+        left, right = _as_stored(product[0], x, weight)
+        if not (_copied_whole(left) and _copied_whole(right)):
+            return self.own(x, weight, bias, chunks, wide)
+        key = (product, wide, bias is None)
+        try:
+            call = self._served[key]
+        except KeyError:
+            call = self._serve(key, x.device)
+        if call is None:
             return self.own(x, weight, bias, chunks, wide)
         y = self.offer.run(call, left, right)
         return y if x.dim() == 2 else y.reshape(*x.shape[:-1], -1)
@@ -99,12 +111,16 @@ class ChosenLinear:
             return "it adds the bias before it rounds"
         return "" if self.offer.covers(call) else f"{self.offer.name} has no kernel"
 
-    def _serves(self, call: LinearCall, device: torch.device) -> bool:
+    def _serve(self, key: _Key, device: torch.device) -> LinearCall | None:
+        """The call, where the offer serves it; asked once for each that is settled."""
+        product, wide, without_bias = key
+        call = LinearCall(*product, wide, not without_bias)
         if call not in self.settled:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                return False  # nothing can be built or compared here; the own kernel has the same bits
+                return None  # nothing can be built or compared here; the own kernel has the same bits
             self.settle([call], device)
-        return not self.settled[call]
+        self._served[key] = None if self.settled[call] else call
+        return self._served[key]
 
 
 def with_linear(own: Kernels, offer: LinearOffer, *, required: bool) -> Kernels:
@@ -119,15 +135,15 @@ def with_linear(own: Kernels, offer: LinearOffer, *, required: bool) -> Kernels:
     )
 
 
-def call_of(x: Tensor, weight: Tensor, *, wide: bool, bias: bool) -> LinearCall | None:
+def product_of(x: Tensor, weight: Tensor) -> Product | None:
     """Which product of a weight ``linear(x, weight)`` is, by how its operands are stored; None: nobody offers it."""
-    if x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not x.numel() or not weight.numel():
+    rows, columns = weight.shape
+    if x.dtype is not torch.bfloat16 or weight.dtype is not x.dtype or not (rows and columns and x.numel()):
         return None
-    if x.dim() == 2 and _turned(x):
-        return LinearCall("weight gradient", x.shape[0], weight.shape[0], wide, bias) if _turned(weight) else None
-    if _turned(weight):
-        return LinearCall("input gradient", weight.shape[1], weight.shape[0], wide, bias)
-    return LinearCall("forward", weight.shape[0], weight.shape[1], wide, bias)
+    turned = weight.stride(1) != 1
+    if x.stride(-1) != 1 and x.dim() == 2:
+        return ("weight gradient", x.shape[0], rows) if turned else None
+    return ("input gradient", columns, rows) if turned else ("forward", rows, columns)
 
 
 def differences(own: Linear, offer: LinearOffer, call: LinearCall, device: torch.device) -> str:
@@ -190,11 +206,11 @@ def _stored(call: LinearCall, tokens: int) -> tuple[tuple[int, int], tuple[int, 
     return {"forward": (x, weight), "input gradient": (dy, weight), "weight gradient": (dy, x)}[call.of]
 
 
-def _as_stored(call: LinearCall, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    if call.of == "weight gradient":
+def _as_stored(of: Pass, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    if of == "weight gradient":
         return x.t(), weight.t()
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    return rows, weight if call.of == "forward" else weight.t()
+    return rows, weight if of == "forward" else weight.t()
 
 
 def _as_linear(call: LinearCall, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,14 +229,10 @@ def _values(rows: int, columns: int, made: torch.Generator) -> Tensor:
     return values
 
 
-def _turned(matrix: Tensor) -> bool:
-    return matrix.stride(-1) != 1
-
-
 def _copied_whole(matrix: Tensor) -> bool:
-    """Whether the tensor copy engine can read it as it is stored."""
-    starts = matrix.data_ptr() % _BYTES == 0 and (matrix.stride(0) * matrix.element_size()) % _BYTES == 0
-    return matrix.stride(1) == 1 and starts
+    """Whether the tensor copy engine can read a matrix in bf16 as it is stored."""
+    row, column = matrix.stride()
+    return column == 1 and not row % _ELEMENTS and not matrix.data_ptr() % _BYTES
 
 
 def _other_bits(name: str, call: LinearCall, why: str) -> ContractViolation:

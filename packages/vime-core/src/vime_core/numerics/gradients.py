@@ -10,7 +10,11 @@ from torch import Tensor
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
     """Whether autograd records an operation on these; the plain kernel call is several microseconds cheaper."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def record(function: type[torch.autograd.Function], *arguments: object) -> Any:

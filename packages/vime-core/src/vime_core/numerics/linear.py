@@ -83,19 +83,23 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         kernels: Kernels = ctx.kernels
         _, needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_rows = grad.reshape(-1, grad.shape[-1])
+        grad_rows = _rows(grad)
         return (
             None,
             input_gradient(kernels, grad, weight) if needs_x else None,
-            weight_gradient(kernels, grad_rows, x.reshape(-1, x.shape[-1])) if needs_weight else None,
+            weight_gradient(kernels, grad_rows, _rows(x)) if needs_weight else None,
             kernels.column_sum(grad_rows).to(grad.dtype) if needs_bias and ctx.has_bias else None,
             None,
         )
 
 
+def _rows(matrix: Tensor) -> Tensor:
+    return matrix if matrix.dim() == 2 else matrix.reshape(-1, matrix.shape[-1])
+
+
 def input_gradient(kernels: Kernels, grad: Tensor, weight: Tensor) -> Tensor:
     """dx (..., K) = dy (..., N) times weight (N, K), as a linear over the chunks of N."""
-    return kernels.linear(grad, weight.t(), None, kernels.chunk_count(*reversed(weight.shape)), False)
+    return kernels.linear(grad, weight.t(), None, kernels.chunk_count(*weight.shape[::-1]), False)
 
 
 def weight_gradient(kernels: Kernels, grad: Tensor, x: Tensor, *, wide: bool = False) -> Tensor:

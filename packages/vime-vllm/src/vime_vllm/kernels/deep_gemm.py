@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,26 +76,26 @@ def most_rows(call: LinearCall) -> int:
 
 def run(call: LinearCall, left: Tensor, right: Tensor) -> Tensor:
     """See `LinearOffer.run`."""
-    *_, (rows, columns, dtype) = stored(call, len(left))
-    y = torch.empty(rows, columns, dtype=dtype, device=left.device)
-    _multiply(call, left, right, y)
+    count, wide = left.shape[0], torch.float32 if call.wide else torch.bfloat16
+    rows = call.n if call.of == "weight gradient" else count
+    y = torch.empty((rows, call.n if call.of == "forward" else call.k), dtype=wide, device=left.device)
+    _multiply(call, left, right, y, count)
     return y
 
 
-def _multiply(call: LinearCall, left: Tensor, right: Tensor, y: Tensor) -> None:
+def _multiply(call: LinearCall, left: Tensor, right: Tensor, y: Tensor, count: int) -> None:
+    library = _library()
     if call.of == "weight gradient":
-        _library().bf16_gemm_tn(left, right, y, compiled_dims="")
+        library.bf16_gemm_tn(left, right, y, compiled_dims="")
         return
-    multiply = _library().bf16_gemm_nt if call.of == "forward" else _library().bf16_gemm_nn
-    rows, most = len(left), most_rows(call)
-    if rows <= most:
+    multiply = library.bf16_gemm_nt if call.of == "forward" else library.bf16_gemm_nn
+    if count <= _STEP or count <= (most := most_rows(call)):
         multiply(left, right, y, compiled_dims="")
         return
-    for start in range(0, rows, most):
+    for start in range(0, count, most):
         multiply(left[start : start + most], right, y[start : start + most], compiled_dims="")
 
 
-@lru_cache(1024)
 def stored(call: LinearCall, count: int) -> tuple[tuple[int, int, torch.dtype], ...]:
     """Rows, columns and dtype of left and right operand and result of ``count`` tokens."""
     x, dy, weight = (count, call.k), (count, call.n), (call.n, call.k)
@@ -120,7 +120,7 @@ def run_all(calls: Sequence[tuple[LinearCall, int]]) -> None:
             zeros[: rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
             for rows, columns, dtype in stored(call, count)
         )
-        _multiply(call, left, right, y)
+        _multiply(call, left, right, y, left.shape[0])
     torch.cuda.synchronize()
 
 
