@@ -34,9 +34,9 @@ def forward(
     HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A row of y and of the rounded residual stream r, which is what the norm reads; a token has ``heads`` rows."""
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    mask, place = column < size, row * size + column
-    source = x_ptr + row // heads * x_token + row % heads * x_head
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    mask, place = column < size, row.to(tl.int64) * size + column
+    source = x_ptr + (row // heads).to(tl.int64) * x_token + (row % heads).to(tl.int64) * x_head
     r = tl.load(source + column, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         r += tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
