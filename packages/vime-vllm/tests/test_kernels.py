@@ -57,6 +57,11 @@ def test_what_is_covered() -> None:
     assert not fa3.covers(64, torch.bfloat16, AttentionSpec(0.1, soft_cap=4.0))
 
 
+def test_products_of_a_few_microseconds_do_not_pay() -> None:
+    paying = {str(c): [m for m in (1, 64, 6144, 65536) if deep_gemm.pays(c, m)] for c in (FORWARD, HEAD, DX, DW)}
+    assert paying == {str(c): [65536] for c in (FORWARD, DX, DW)} | {str(HEAD): [1, 64, 6144, 65536]}
+
+
 @pytest.mark.parametrize("parts", [1, 5, 12, 200])
 def test_every_task_goes_to_one_process(parts: int) -> None:
     tasks = [(call, count) for call in (FORWARD, DX, DW) for count in deep_gemm.tokens(call)]

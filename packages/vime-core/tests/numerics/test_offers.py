@@ -284,6 +284,22 @@ def test_a_settled_call_is_looked_up_once(served: bool) -> None:
     assert chosen.settled == {}
 
 
+def test_a_product_that_does_not_pay_is_the_providers_but_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, captures = Shelf(), [False]
+    monkeypatch.setattr(chosen_linear, "_captures", lambda _: captures[0])
+    offer = replace(shelf.offer, pays=lambda call, tokens: (call.of, tokens) == ("forward", 6))
+    ops = replace(cpu(), kernels=with_linear(cpu().kernels, offer, required=True))
+    ops.kernels.settle([FORWARD], CPU)
+    shelf.ran.clear()
+    for rows, capture, served in ((5, False, False), (6, False, True), (5, True, True)):
+        captures[0] = capture
+        x, w = bf16(1, rows, K), bf16(2, N, K)
+        assert_same(ops.linear(x, w), cpu().linear(x, w))
+        assert shelf.ran == [(FORWARD, rows)] * served
+        shelf.ran.clear()
+    assert ops.kernels.choices() == {str(FORWARD): "toy"}
+
+
 def test_rows_that_the_copy_engine_cannot_read_are_the_providers() -> None:
     shelf = Shelf()
     x = bf16(1, 4, K + 1)[:, 1:]

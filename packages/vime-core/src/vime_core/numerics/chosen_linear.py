@@ -62,7 +62,7 @@ class ChosenLinear:
             call = self._served[key]
         except KeyError:
             call = self._serve(key, x.device)
-        if call is None:
+        if call is None or not (self.offer.pays(call, left.shape[0]) or _captures(x.device)):
             return self.own(x, weight, bias, chunks, wide)
         y = self.offer.run(call, left, right)
         return y if x.dim() == 2 else y.reshape(*x.shape[:-1], -1)
@@ -116,7 +116,7 @@ class ChosenLinear:
         product, wide, without_bias = key
         call = LinearCall(*product, wide, not without_bias)
         if call not in self.settled:
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if _captures(device):
                 return None  # nothing can be built or compared here; the own kernel has the same bits
             self.settle([call], device)
         self._served[key] = None if self.settled[call] else call
@@ -227,6 +227,10 @@ def _values(rows: int, columns: int, made: torch.Generator) -> Tensor:
         x = torch.randn(part.shape, generator=made, device=made.device, dtype=torch.float32)
         part.copy_(x.mul_(scale))
     return values
+
+
+def _captures(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _copied_whole(matrix: Tensor) -> bool:

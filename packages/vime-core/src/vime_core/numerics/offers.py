@@ -52,6 +52,8 @@ class LinearOffer:
         tokens: numbers of tokens with which every kernel runs that the call can ever use; up to the most at once.
         prepare: builds all of those kernels; afterwards ``run`` neither compiles nor waits for the device.
         run: call and its two operands as they are stored (x and w, dy and w, dy and x) -> result.
+        pays: call and number of tokens -> whether ``run`` is faster where the host launches each kernel. While a graph
+            is captured, which costs the host nothing later, it is taken anyway.
     """
 
     name: str
@@ -60,6 +62,7 @@ class LinearOffer:
     tokens: Callable[[LinearCall], Sequence[int]]
     prepare: Callable[[Sequence[LinearCall]], None]
     run: Callable[[LinearCall, Tensor, Tensor], Tensor]
+    pays: Callable[[LinearCall, int], bool] = lambda _call, _tokens: True
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ CAPABILITY: Final = (9, 0)
 _MOST_ROWS: Final = 8192
 _MOST_ELEMENTS: Final = 1 << 27  # of an operand or result of one call
 _STEP: Final = 64
+_PRODUCTS_A_US: Final = 6e8  # in bf16, as cuBLAS reached on an H200
+_BYTES_A_US: Final = 4e6
+_PAYS_US: Final = 30  # the provider's own kernel starts in 7 and takes up to 1.3 times as long
 _SUMMED: Final = (1, 64, 512, 2048, 8192)  # numbers of tokens that a weight's gradient is tried with
 
 
@@ -47,7 +50,7 @@ def offer() -> LinearOffer | str:
     except (ImportError, AssertionError, OSError, RuntimeError) as error:
         return f"{LIBRARY} cannot be imported: {error}"
     version = f"{library.__version__} {source_digest(Path(__file__).parent.glob('*.py'))}"
-    return LinearOffer("deepgemm", version, covers, tokens, compile_all, run)
+    return LinearOffer("deepgemm", version, covers, tokens, compile_all, run, pays)
 
 
 def compiler() -> str:
@@ -72,6 +75,13 @@ def tokens(call: LinearCall) -> tuple[int, ...]:
 def most_rows(call: LinearCall) -> int:
     """Of one call; a multiple of 64."""
     return max(_STEP, min(_MOST_ROWS, _MOST_ELEMENTS // max(call.n, call.k)) // _STEP * _STEP)
+
+
+def pays(call: LinearCall, count: int) -> bool:
+    """Whether a GPU is busy with it for longer than the host: DeepGEMM looks for its kernel for 50 us of each call."""
+    products = 2 * count * call.n * call.k
+    moved = 2 * (count * (call.n + call.k) + call.n * call.k)
+    return max(products / _PRODUCTS_A_US, moved / _BYTES_A_US) >= _PAYS_US
 
 
 def run(call: LinearCall, left: Tensor, right: Tensor) -> Tensor:
