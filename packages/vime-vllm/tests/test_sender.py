@@ -10,7 +10,7 @@ from vime_core.errors import ContractViolation
 from vime_vllm import sender
 from vime_vllm.memory import CudaBucket, open_shared_memory, shared_memory_in_use
 from vime_vllm.sender import TensorForm, send_weights
-from vime_vllm.wire import Chunk, SharedMemory
+from vime_vllm.wire import Chunk, SharedMemory, views
 
 WEIGHTS = {f"layer.{place}.weight": torch.full((4, 8), float(place), dtype=torch.bfloat16) for place in range(5)}
 EXPECTED = {name: TensorForm("bfloat16", (4, 8)) for name in WEIGHTS}
@@ -28,7 +28,8 @@ class Receiver:
         assert isinstance(chunk.memory, SharedMemory)
         flat = open_shared_memory(chunk.memory)
         self.chunks.append([field.name for field in chunk.tensors])
-        self.tensors |= {field.name: field.view(flat).clone() for field in chunk.tensors}
+        named = zip(self.chunks[-1], views(chunk.tensors, flat), strict=True)
+        self.tensors |= {name: view.clone() for name, view in named}
         self.versions.add(chunk.version)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vime_core.errors import BackendError
 from vime_vllm.memory import new_shared_memory, open_shared_memory, shared_memory_in_use
-from vime_vllm.wire import ALIGNMENT, DTYPES, Chunk, SharedMemory, TensorField, lay_out, pack
+from vime_vllm.wire import ALIGNMENT, DTYPES, Chunk, SharedMemory, TensorField, lay_out, pack, views
 
 TENSORS = st.lists(
     st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 2**31)),
@@ -41,15 +41,16 @@ def test_every_bit_arrives(described: list[tuple[str, list[int], int]]) -> None:
     fields, nbytes = lay_out(named)
     with new_shared_memory(max(nbytes, 1)) as (memory, flat):
         pack(named, fields, flat)
-        sent = Chunk(version=3, tensors=fields, memory=memory)
+        sent = Chunk(version=3, tensors=list(fields), memory=memory)
         chunk = Chunk.model_validate(sent.fields())
         assert isinstance(chunk.memory, SharedMemory)
         received = open_shared_memory(chunk.memory)
-        for (name, tensor), field in zip(named, chunk.tensors, strict=True):
+        found = zip(named, chunk.tensors, views(chunk.tensors, received), strict=True)
+        for (name, tensor), field, view in found:
             assert field.name == name
             assert field.offset % ALIGNMENT == 0
-            assert tuple(field.view(received).shape) == tuple(tensor.shape)
-            assert _bits(field.view(received)) == _bits(tensor)
+            assert (view.shape, view.stride(), view.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+            assert _bits(view) == _bits(tensor)
 
 
 def test_a_strided_tensor_arrives_in_row_major_order() -> None:
@@ -57,7 +58,7 @@ def test_a_strided_tensor_arrives_in_row_major_order() -> None:
     fields, nbytes = lay_out([("w", tensor)])
     flat = torch.zeros(nbytes, dtype=torch.uint8)
     pack([("w", tensor)], fields, flat)
-    assert torch.equal(fields[0].view(flat), tensor)
+    assert torch.equal(views(fields, flat)[0], tensor)
 
 
 def _chunk(**changes: Any) -> dict[str, Any]:
@@ -124,11 +125,26 @@ def test_a_full_disk_is_an_error_and_not_a_dead_process() -> None:
     assert shared_memory_in_use() == []
 
 
-def test_a_field_is_a_view() -> None:
-    flat = torch.zeros(64, dtype=torch.uint8)
-    TensorField(name="w", dtype="float32", shape=[2], offset=8).view(flat).fill_(1.0)
-    assert flat[8:16].count_nonzero() > 0
-    assert flat[:8].count_nonzero() == 0
+def test_a_view_writes_to_its_bytes_and_to_no_others() -> None:
+    whole = torch.zeros(192, dtype=torch.uint8)
+    views([TensorField(name="w", dtype="float32", shape=[2], offset=64)], whole[60:])[0].fill_(-1.0)
+    assert whole.nonzero().flatten().tolist() == [126, 127, 130, 131]
+
+
+@pytest.mark.parametrize("changes", [{"offset": 128}, {"offset": 8}, {"shape": [33]}])
+def test_no_view_goes_beyond_the_bytes(changes: dict[str, Any]) -> None:
+    """Not even where their memory goes on."""
+    field = TensorField(**{"name": "w", "dtype": "float32", "shape": [16], "offset": 64, **changes})
+    with pytest.raises(ValueError, match="'w' does not lie within 160 bytes"):
+        views([field], torch.zeros(512, dtype=torch.uint8)[:160])
+
+
+def test_a_layout_is_that_of_the_tensors_at_hand() -> None:
+    """It is remembered, and the next update may send others under the same names."""
+    assert lay_out([("a", torch.zeros(3, 5)), ("b", torch.zeros(7))])[1] == 128
+    fields, nbytes = lay_out([("a", torch.zeros(5, 5)), ("b", torch.zeros(7))])
+    assert ([field.shape for field in fields], nbytes) == ([[5, 5], [7]], 192)
+    assert lay_out([("a", torch.zeros(3, 5).bfloat16()), ("b", torch.zeros(7))])[0][0].dtype == "bfloat16"
 
 
 def test_shared_memory_lies_where_it_says() -> None:

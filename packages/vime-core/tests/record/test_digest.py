@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from vime_core.errors import RecordError
 from vime_core.record import digest
-from vime_core.record.digest import array_digest, bytes_hash, digest_tensors, merkle_root, tensor_digest
+from vime_core.record.digest import (
+    array_digest,
+    bytes_hash,
+    digest_groups,
+    digest_tensors,
+    merkle_root,
+    tensor_digest,
+)
 
 SHARED_DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64"]
 TORCH_DTYPES = [
@@ -146,6 +153,16 @@ def reference_root(leaves: dict[str, str]) -> str:
 
 def some_leaves(count: int) -> dict[str, str]:
     return {f"t{i}": tensor_digest(f"t{i}", torch.tensor([i])) for i in range(count)}
+
+
+def test_groups_are_digested_each_on_its_own() -> None:
+    """Names may come in both, and tensors be of any size: small ones are hashed at once, others in threads."""
+    first = [("w", torch.zeros(2)), ("large", random_tensor(torch.float32, 300, 200))]
+    second = [("w", torch.ones(3)), ("first", torch.zeros(2))]
+    assert digest_groups(iter(first), iter(second), []) == [digest_tensors(first), digest_tensors(second), {}]
+    assert digest_groups(first)[0]["large"] == leaf("large", "float32", (300, 200), first[1][1].numpy().tobytes())
+    with pytest.raises(RecordError, match="two tensors are called 'w'"):
+        digest_groups(first, [*second, ("w", torch.ones(3))])
 
 
 @pytest.mark.parametrize("count", range(18))

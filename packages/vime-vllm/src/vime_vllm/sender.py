@@ -13,7 +13,7 @@ from torch import Tensor
 from vime_core.backends import NamedTensors
 from vime_core.errors import ContractViolation
 from vime_vllm.memory import CudaBucket, new_shared_memory
-from vime_vllm.wire import Chunk, CudaMemory, SharedMemory, TensorField, dtype_name, lay_out, pack, padded
+from vime_vllm.wire import Chunk, CudaMemory, SharedMemory, dtype_name, lay_out, pack, padded, size_in_bytes
 
 CHUNK_BYTES: Final = 256 * 2**20
 """Most bytes of a chunk on the host; a larger tensor is a chunk of its own."""
@@ -31,7 +31,7 @@ class TensorForm:
     @property
     def nbytes(self) -> int:
         """Bytes in a chunk."""
-        return padded(TensorField(name="", dtype=self.dtype, shape=list(self.shape), offset=0).nbytes)
+        return padded(size_in_bytes(self.dtype, self.shape))
 
 
 def send_weights(
@@ -59,7 +59,7 @@ def send_weights(
         with _shared(group, nbytes, bucket, expected) as (memory, flat):
             pack(group, fields, flat)
             _synchronize(flat)
-            deliver(Chunk(version=version, tensors=fields, memory=memory))
+            deliver(Chunk(version=version, tensors=list(fields), memory=memory))
     if missing := [name for name in expected if name not in sent]:
         raise _refused(missing[0], f"is held by the engine but was not sent ({len(missing)} such tensors)")
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Annotated, Any, Final, Literal
 
 import torch
@@ -38,11 +42,7 @@ class TensorField(_Fields):
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return prod(self.shape) * DTYPES[self.dtype].itemsize
-
-    def view(self, flat: Tensor) -> Tensor:
-        """This tensor as a view of the chunk's bytes (uint8 [nbytes])."""
-        return flat[self.offset : self.offset + self.nbytes].view(DTYPES[self.dtype]).view(self.shape)
+        return size_in_bytes(self.dtype, self.shape)
 
 
 class SharedMemory(_Fields):
@@ -103,9 +103,15 @@ class Chunk(_Fields):
         return self.model_dump()
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.bfloat16`` as ``"bfloat16"``."""
     return str(dtype).removeprefix("torch.")
+
+
+def size_in_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of the elements."""
+    return prod(shape) * DTYPES[dtype].itemsize
 
 
 def padded(nbytes: int) -> int:
@@ -113,17 +119,47 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def lay_out(named: list[tuple[str, Tensor]]) -> tuple[list[TensorField], int]:
+def lay_out(named: list[tuple[str, Tensor]]) -> tuple[tuple[TensorField, ...], int]:
     """Places for tensors in one piece of memory, in their order, and its size in bytes."""
+    return _lay_out(tuple((name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in named))
+
+
+@lru_cache(maxsize=16)
+def _lay_out(forms: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[tuple[TensorField, ...], int]:
+    """Remembered, because every update sends the same tensors."""
     fields: list[TensorField] = []
     end = 0
-    for name, tensor in named:
-        field = TensorField(name=name, dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), offset=end)
-        fields.append(field)
-        end += padded(field.nbytes)
-    return fields, end
+    for name, dtype, shape in forms:
+        fields.append(TensorField(name=name, dtype=dtype, shape=list(shape), offset=end))
+        end += padded(fields[-1].nbytes)
+    return tuple(fields), end
 
 
-def pack(named: list[tuple[str, Tensor]], fields: list[TensorField], flat: Tensor) -> None:
+def views(fields: Sequence[TensorField], flat: Tensor) -> list[Tensor]:
+    """The tensors as views of a chunk's bytes (uint8 [N]), in one operation a tensor: a model has hundreds.
+
+    Raises:
+        ValueError: one does not lie within them.
+    """
+    typed: dict[str, Tensor] = {}
+    found: list[Tensor] = []
+    for field in fields:
+        size = DTYPES[field.dtype].itemsize
+        if field.offset % ALIGNMENT or field.offset + field.nbytes > flat.numel():
+            raise ValueError(f"{field.name!r} does not lie within {flat.numel()} bytes at {field.offset}")
+        if field.dtype not in typed:
+            typed[field.dtype] = flat[: flat.numel() // size * size].view(DTYPES[field.dtype])
+        whole, shape = typed[field.dtype], tuple(field.shape)
+        found.append(whole.as_strided(shape, _strides(shape), whole.storage_offset() + field.offset // size))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of a contiguous tensor."""
+    return tuple(accumulate((max(1, size) for size in shape[:0:-1]), mul, initial=1))[::-1] if shape else ()
+
+
+def pack(named: list[tuple[str, Tensor]], fields: Sequence[TensorField], flat: Tensor) -> None:
     """Copy each tensor to its place in ``flat`` (uint8 [nbytes])."""
-    copy_all([field.view(flat) for field in fields], [tensor for _, tensor in named])
+    copy_all(views(fields, flat), [tensor for _, tensor in named])

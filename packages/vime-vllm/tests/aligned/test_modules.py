@@ -59,6 +59,21 @@ def test_weights_go_in_and_come_out_under_their_names() -> None:
     assert model.block.qkv.weight[7, 2] == 42.0, "what comes out is what is read"
 
 
+def test_a_parameter_that_comes_later_is_not_overlooked() -> None:
+    """Where tensors lie is remembered from one update to the next."""
+    from vime_vllm.aligned.modules import Linear, weight
+
+    model = toy()
+    assert set(dict(model.vime_kernel_tensors())) == set(toy_weights())
+    model.block.qkv = Linear(OPERATIONS, 4, (6, 2, 2), bias=False, parts=("q", "k", "v"))
+    model.extra = weight(3)
+    held = set(dict(model.vime_kernel_tensors()))
+    assert held == {name for name in toy_weights() if not name.endswith("bias")} | {"extra"}
+    model.norm.weight = weight(4)
+    replaced = dict(model.vime_kernel_tensors())["norm.weight"]
+    assert replaced.data_ptr() == model.norm.weight.data_ptr()
+
+
 def test_a_parameter_without_all_of_its_parts_is_not_loaded() -> None:
     weights = toy_weights()
     del weights["block.k.weight"]

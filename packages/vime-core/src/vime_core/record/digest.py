@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
     from vime_core.record.hash128_cuda import HashQueue
 
+_Started = dict[str, tuple[tuple[str, tuple[int, ...]], Callable[[], bytes]]]
+"""By name: dtype and shape, and what waits for the hash."""
 _TENSOR: Final = b"vime-tensor/1"
 _MERKLE: Final = b"vime-merkle/1"
 _NUMPY_KINDS: Final = "biufc"
+_SMALL: Final = 1 << 16  # bytes that are hashed in less time than a thread takes to be asked
 
 
 def implementation(device: torch.device | None = None) -> str:
@@ -93,17 +96,29 @@ def digest_tensors(named: Iterable[tuple[str, Tensor]] | Digested) -> dict[str, 
     """
     if isinstance(named, Digested):
         return named.digests()
-    heads: dict[str, tuple[str, tuple[int, ...]]] = {}
-    hashes: list[Callable[[], bytes]] = []
+    return digest_groups(named)[0]
+
+
+def digest_groups(*groups: Iterable[tuple[str, Tensor]]) -> list[dict[str, str]]:
+    """`digest_tensors` of each group of (name, tensor) pairs, with one wait for all. Groups may share names.
+
+    Raises:
+        RecordError: see `digest_tensors`.
+    """
     queues: dict[torch.device, HashQueue | None] = {}
+    started = [_start_group(named, queues) for named in groups]
+    return [{name: _leaf(name, *head, hashed()) for name, (head, hashed) in group.items()} for group in started]
+
+
+def _start_group(named: Iterable[tuple[str, Tensor]], queues: dict[torch.device, HashQueue | None]) -> _Started:
+    started: _Started = {}
     for name, tensor in named:
-        if name in heads:
+        if name in started:
             raise RecordError(
                 f"two tensors are called {name!r}", remedy="Give every tensor its own name.", code="VIME-RECORD-008"
             )
-        heads[name] = _torch_name(name, tensor), tuple(tensor.shape)
-        hashes.append(_start_hash(tensor, queues))
-    return {name: _leaf(name, *head, hashed()) for (name, head), hashed in zip(heads.items(), hashes, strict=True)}
+        started[name] = (_torch_name(name, tensor), tuple(tensor.shape)), _start_hash(tensor, queues)
+    return started
 
 
 def merkle_root(leaves: Mapping[str, str]) -> str:
@@ -135,6 +150,9 @@ def _start_hash(tensor: Tensor, queues: dict[torch.device, HashQueue | None]) ->
     queue = queues.get(tensor.device)
     if queue is not None:
         return queue.add(tensor)
+    if tensor.nbytes < _SMALL:
+        hashed = _host_hash(tensor)
+        return lambda: hashed
     return _threads().submit(_host_hash, tensor).result
 
 
@@ -180,8 +198,14 @@ def _hash(data: Bytes) -> bytes:
 
 
 def _leaf(name: str, dtype: str, shape: tuple[int, ...], digest: bytes) -> str:
+    return blake3(_leaf_head(name, dtype, shape) + _frame(digest)).hexdigest()
+
+
+@lru_cache(maxsize=1 << 14)
+def _leaf_head(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Remembered, because both sides of an update take leaves of the same tensors in every step."""
     sizes = b"".join(size.to_bytes(8, "little") for size in shape)
-    return blake3(_frame(_TENSOR, name.encode(), dtype.encode(), sizes, digest)).hexdigest()
+    return _frame(_TENSOR, name.encode(), dtype.encode(), sizes)
 
 
 def _leaf_node(name: str, leaf: bytes) -> bytes:
@@ -222,7 +246,12 @@ def _torch_name(name: str, tensor: Tensor) -> str:
             remedy="Digest dense tensors that hold values; for a quantised one, its integers and its scales.",
             code="VIME-RECORD-008",
         )
-    return str(tensor.dtype).removeprefix("torch.")
+    return _dtype_name(tensor.dtype)
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _numpy_name(name: str, dtype: np.dtype[Any]) -> str:

@@ -68,7 +68,8 @@ class AlignedModel(nn.Module):
         Raises:
             ValueError: a name that the model does not have, or a shape that does not fit.
         """
-        places, own, loaded = self.places(), dict(self.named_parameters()), set[str]()
+        own, loaded = dict(self.named_parameters()), set[str]()
+        places = self._places_of(own)
         at_once: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             for name, tensor in weights:
@@ -90,7 +91,7 @@ class AlignedModel(nn.Module):
     def vime_kernel_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, view) of every tensor that the operations read, in layer order."""
         own = dict(self.named_parameters())
-        for name, place in self.places().items():
+        for name, place in self._places_of(own).items():
             yield name, place.of(own[place.parameter].data)
 
     def stale_tensors(self) -> list[str]:
@@ -104,6 +105,13 @@ class AlignedModel(nn.Module):
             for leaf, _ in parameters(module):
                 found |= _module_places(path, module, leaf)
         return found
+
+    def _places_of(self, own: Mapping[str, nn.Parameter]) -> Mapping[str, Place]:
+        """`places`, remembered as long as the model has the same parameters by name."""
+        known = self.__dict__.get("_known_places")
+        if known is None or known[0] != list(own):
+            known = self.__dict__["_known_places"] = list(own), self.places()
+        return known[1]
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Logits (T, V) of hidden states (T, H), rounded to the model's dtype."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from vime_core.record.digest import digest_tensors
+from vime_core.record.digest import digest_groups, digest_tensors
 from vime_vllm.engine_side.report import worker_report
 from vime_vllm.engine_side.weights import kernel_tensors
 from vime_vllm.wire import dtype_name
@@ -30,10 +30,6 @@ class VimeWorkerExtension:
         model = self.model_runner.get_model()
         return {name: (dtype_name(t.dtype), list(t.shape)) for name, t in kernel_tensors(model)}
 
-    def vime_weight_digests(self) -> dict[str, str]:
-        """Digest of every tensor that kernels read, by HF name."""
-        return digest_tensors(kernel_tensors(self.model_runner.get_model()))
-
     def vime_buffer_digests(self) -> dict[str, str]:
         """Digest of every buffer (tables, scales), which no update may change."""
         return digest_tensors(self.model_runner.get_model().named_buffers())
@@ -44,13 +40,10 @@ class VimeWorkerExtension:
         ``stale`` names tensors that an aligned model derived from weights that it no longer holds; deriving them is
         done before anything is digested.
         """
-        stale: list[str] = getattr(self.model_runner.get_model(), "stale_tensors", list)()
-        return {
-            "version": self.vime_weight_version(),
-            "stale": stale,
-            "buffers": self.vime_buffer_digests(),
-            "weights": self.vime_weight_digests(),
-        }
+        model = self.model_runner.get_model()
+        stale: list[str] = getattr(model, "stale_tensors", list)()
+        weights, buffers = digest_groups(kernel_tensors(model), model.named_buffers())
+        return {"version": self.vime_weight_version(), "stale": stale, "buffers": buffers, "weights": weights}
 
     def vime_call(self, target: str, *args: Any) -> Any:
         """``module:function`` of installed code, called with this worker and plain data; it returns plain data."""

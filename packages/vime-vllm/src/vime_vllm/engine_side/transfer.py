@@ -16,7 +16,7 @@ from vllm.distributed.weight_transfer.base import (
 from vime_vllm.compat import finish_layerwise_reload, start_layerwise_reload, tensor_parallel_rank
 from vime_vllm.engine_side.in_place import loads_in_place
 from vime_vllm.memory import CudaMapping, open_shared_memory
-from vime_vllm.wire import Chunk, CudaMemory
+from vime_vllm.wire import Chunk, CudaMemory, views
 
 
 @dataclass
@@ -75,7 +75,7 @@ class VimeTransferEngine(WeightTransferEngine[VimeInitInfo, VimeUpdateInfo]):
         elif flat.is_cuda and flat.device != self.device:
             flat = flat.to(self.device)  # once over the link, then in few launches
         load_weights: Any = self.model.load_weights
-        load_weights([(field.name, field.view(flat)) for field in chunk.tensors])
+        load_weights(list(zip([field.name for field in chunk.tensors], views(chunk.tensors, flat), strict=True)))
         if flat.is_cuda:
             torch.cuda.synchronize()
 
