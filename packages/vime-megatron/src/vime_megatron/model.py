@@ -65,13 +65,13 @@ class PolicyModel(GPTModel):
         hidden: Tensor = self.decoder(
             hidden_states=embedded, attention_mask=None, packed_seq_params=self._sequences(batch)
         )
-        return hidden[:, 0]
+        return hidden.squeeze(1)  # unlike an index, a view whose gradient is one, without a fill and a copy
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] to [N, V], both in the training dtype."""
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         output: Tensor = self.output_layer(hidden[:, None], weight=weight)[0]
-        return gather_columns(output[:, 0])
+        return gather_columns(output.squeeze(1))
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (another input, another output)
         self, batch: PackedMicrobatch, temperature: float, *, entropy: bool = False

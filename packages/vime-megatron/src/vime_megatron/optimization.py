@@ -42,6 +42,7 @@ class Optimization:
                 _optimizer_config(config), [self.model], use_gloo_process_groups=False
             )
         self.scheduler = _scheduler(self.optimizer, config)
+        self._named = list(model.named_parameters())  # a step asks several times, and each walk is of all modules
         self._initialise_moments()
 
     def zero_gradients(self) -> None:
@@ -106,7 +107,7 @@ class Optimization:
 
     def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """All parameters but those that the structure froze."""
-        return ((n, p) for n, p in self.model.module.named_parameters() if p.requires_grad)
+        return ((n, p) for n, p in self._named if p.requires_grad)
 
     def _held(self, parameter: torch.nn.Parameter) -> tuple[Mapping[str, Tensor], slice]:
         """This rank's part of a parameter's state, nothing where it has none, and which elements that is."""

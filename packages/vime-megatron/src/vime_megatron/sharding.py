@@ -49,12 +49,11 @@ def split_of(parameter: Tensor) -> Split:
     named: Any = parameter
     if not getattr(named, "allreduce", True):
         group: Any = parallel_state.get_expert_model_parallel_group()
-        return Split(0, 1, dist.get_world_size(group), dist.get_rank(group), group)
+        return Split(0, 1, group.size(), group.rank(), group)
     if not getattr(named, "tensor_model_parallel", False):
         return Split()
     group = parallel_state.get_tensor_model_parallel_group()
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    return Split(named.partition_dim, named.partition_stride, size, rank, group)
+    return Split(named.partition_dim, named.partition_stride, group.size(), group.rank(), group)
 
 
 def shard(parameter: Tensor, whole: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class AlignedModel(PolicyModel):
         return logits
 
     def _aligned_sequences(self, batch: PackedMicrobatch) -> AlignedSequences:
-        starts = np.cumsum((0, *batch.lengths), dtype=np.int64)
+        starts = np.cumsum((0, *batch.lengths), dtype=np.int32)
         return AlignedSequences(
             qkv_format="thd",
             positions=batch.positions,

@@ -19,7 +19,7 @@ class AlignedSequences(PackedSeqParams):
 
     Args:
         positions: int64 [T], from 0 in every sequence.
-        cu_seqlens: int64 [B + 1], the first token of each sequence, and T.
+        cu_seqlens: int32 [B + 1], the first token of each sequence, and T.
         rope_table: fp32 [context, R], of the model's own length.
         shared: what a layer leaves here for later ones, by a name of its structure; empty before the first layer.
     """
