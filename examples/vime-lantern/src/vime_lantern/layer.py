@@ -28,7 +28,7 @@ class LanternLayer(AlignedLayer):
             setattr(self, name, norm())
 
     def forward(self, hidden_states: Tensor, *, packed_seq_params: AlignedSequences, **_: Any) -> tuple[Tensor, None]:
-        """The residual stream [T, 1, H] to the next layer's, and no context."""
+        """The residual stream [T, H] to the next layer's, and no context."""
         taps = LayerTaps(self.layer_number - 1, packed_seq_params.positions)
         normed = self.input_layernorm(hidden_states)
         taps("input_norm", normed)

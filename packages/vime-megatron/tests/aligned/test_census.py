@@ -72,7 +72,7 @@ def test_the_census_counts_what_ran(trainer: Any) -> None:
         "AlignedModel": 1,
         "AlignedRmsNorm": 3,
         "AlignedRowLinear": 4,
-        "SelfAttention": 2,
+        "AlignedSelfAttention": 2,
         "TransformerBlock": 1,
     }
 

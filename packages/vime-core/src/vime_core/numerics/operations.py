@@ -19,12 +19,14 @@ from vime_core.numerics import (
     log_probs,
     rms_norm,
     rope,
+    rotary_attention,
     soft_cap,
     swiglu,
     truncation,
 )
 from vime_core.numerics.attention import AttentionSpec, KvCache, PagedBatch
 from vime_core.numerics.kernels import Kernels
+from vime_core.numerics.rotary_attention import Seen
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,19 @@ class Operations:
         self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
         return attention.attention_packed(self.kernels, q, k, v, cu_seqlens, spec)
+
+    def rotary_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        cu_seqlens: Tensor,
+        spec: AttentionSpec,
+        seen: Seen = lambda _name, _rows: None,
+    ) -> Tensor:
+        return rotary_attention.rotary_attention(self.kernels, q, k, v, positions, table, cu_seqlens, spec, seen)
 
     def attention_paged(
         self, q: Tensor, cache: KvCache, batch: PagedBatch, spec: AttentionSpec, out: Tensor | None = None

@@ -83,9 +83,9 @@ class SparseMla(torch.nn.Module):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None, packed_seq_params: AlignedSequences, **_: Any
     ) -> tuple[Tensor, None]:
-        """[T, 1, H] to ([T, 1, H], no bias left to add)."""
+        """[T, H] to ([T, H], no bias left to add)."""
         del attention_mask  # every query sees the chosen keys of its own sequence up to itself
-        pack, x, ops, shape = packed_seq_params, hidden_states.squeeze(1), self.operations, self.shape
+        pack, x, ops, shape = packed_seq_params, hidden_states, self.operations, self.shape
         taps = LayerTaps(self.layer, pack.positions)
         latent = self.q_layernorm(self.linear_q_down_proj(x))
         taps("query_latent", latent)
@@ -101,7 +101,7 @@ class SparseMla(torch.nn.Module):
         taps("attention", attended)
         values = ops.head_linear(attended, absorbed.values)
         taps("values", values)
-        return self.linear_proj(values.flatten(1)).unsqueeze(1), None
+        return self.linear_proj(values.flatten(1)), None
 
     def _queries(self, latent: Tensor, weights: Tensor, pack: AlignedSequences) -> Tensor:
         """[T, heads, L + R]."""

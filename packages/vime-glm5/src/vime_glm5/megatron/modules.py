@@ -95,10 +95,10 @@ class DenseMlp(Mlp):
     """The MLP of a dense layer in the slot of an aligned layer."""
 
     def forward(self, hidden_states: Tensor, taps: LayerTaps) -> Tensor:
-        """[T, 1, H] to [T, 1, H]."""
-        output = self.run(hidden_states.squeeze(1), taps)
+        """[T, H] to [T, H]."""
+        output = self.run(hidden_states, taps)
         taps("mlp_output", output)
-        return output.unsqueeze(1)
+        return output
 
 
 def require_bf16(config: TransformerConfig, contract: str) -> None:

@@ -100,9 +100,8 @@ class SparseMlp(torch.nn.Module):
             held[f"{prefix}{name}"] = _part_of_all(f"{prefix}{name}", weight, sharded_offsets)
         return held
 
-    def forward(self, hidden_states: Tensor, taps: LayerTaps) -> Tensor:
-        """[T, 1, H] to [T, 1, H]."""
-        x = hidden_states.squeeze(1)
+    def forward(self, x: Tensor, taps: LayerTaps) -> Tensor:
+        """[T, H] to [T, H]."""
         choice, weights = self.router(x)
         taps("router_slots", choice)
         taps("router_weights", weights)
@@ -112,7 +111,7 @@ class SparseMlp(torch.nn.Module):
         taps("shared_expert", shared)
         output = self.operations.combine(rows, weights, shared, self.factor)
         taps("mlp_output", output)
-        return output.unsqueeze(1)
+        return output
 
 
 def _part_of_all(key: str, weight: Tensor, offsets: Any) -> ShardedTensor:

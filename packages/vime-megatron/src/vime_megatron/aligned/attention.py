@@ -1,4 +1,4 @@
-"""Megatron's core-attention slot: rotary embedding, then causal attention, by the operations."""
+"""Megatron's self-attention slots: projections and heads, and within, rotary embedding and causal attention."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -7,10 +7,40 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
 from vime_core.numerics import AttentionSpec, Operations
 from vime_megatron.aligned.sequences import AlignedSequences, LayerTaps
+
+
+class AlignedSelfAttention(SelfAttention):
+    """Megatron's self-attention as far as its parts go; how they lie in a projection and follow is written here.
+
+    Megatron's own forward has places for caches, gates and other layouts; this one has none of them.
+    """
+
+    linear_qkv: Any  # Megatron's own types do not say that modules are called
+    linear_proj: Any
+    core_attention: Any
+    q_layernorm: Any
+    k_layernorm: Any
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the rest of Megatron's arguments is unused)
+        self, hidden_states: Tensor, attention_mask: None, packed_seq_params: AlignedSequences
+    ) -> tuple[Tensor, None]:
+        """[T, H] to ([T, H], no bias left to add)."""
+        query, key, value = self._heads(self.linear_qkv(hidden_states)[0])
+        if self.q_layernorm is not None:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        return self.linear_proj(self.core_attention(query, key, value, attention_mask, packed_seq_params))
+
+    def _heads(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, heads, D] and twice [T, groups, D] of a projection, where a group's key and value follow its queries."""
+        groups, dim = self.num_query_groups_per_partition, self.hidden_size_per_attention_head
+        heads = self.num_attention_heads_per_partition
+        query, key, value = projected.view(-1, groups, heads // groups + 2, dim).split([heads // groups, 1, 1], 2)
+        return query.reshape(-1, heads, dim), key.squeeze(2), value.squeeze(2)
 
 
 class AlignedAttention(torch.nn.Module):
@@ -40,19 +70,11 @@ class AlignedAttention(torch.nn.Module):
         """Query [T, heads, D], key and value [T, groups, D] to [T, heads x D]."""
         pack = packed_seq_params
         taps = LayerTaps(self.layer, pack.positions)
-        query, key, value = _dense(query), _dense(key), _dense(value)
         taps("q", query)
         taps("k", key)
         taps("v", value)
-        query = self.operations.rope(query, pack.positions, pack.rope_table)
-        key = self.operations.rope(key, pack.positions, pack.rope_table)
-        taps("q_rope", query)
-        taps("k_rope", key)
-        output, _ = self.operations.attention_packed(query, key, value, pack.cu_seqlens, self.spec)
+        output = self.operations.rotary_attention(
+            query, key, value, pack.positions, pack.rope_table, pack.cu_seqlens, self.spec, taps
+        )
         taps("attention", output)
         return output.flatten(1)
-
-
-def _dense(x: Tensor) -> Tensor:
-    """The same elements under the strides of a new tensor; a view of one token or head may have odd ones."""
-    return x.contiguous().flatten().view(x.shape)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from vime_core.numerics import DENSE_V1, AttentionSpec, Contract, Operations
-from vime_megatron.aligned.attention import AlignedAttention
+from vime_megatron.aligned.attention import AlignedAttention, AlignedSelfAttention
 from vime_megatron.aligned.layer import AlignedLayer, AlignedMlp
 from vime_megatron.aligned.modules import (
     AlignedAddRmsNorm,
@@ -91,11 +91,11 @@ def layer_spec(
 def attention_spec(
     operations: Operations, attention: AttentionSpec, *, qk_norm: bool, output_bias: bool = False
 ) -> ModuleSpec:
-    """Megatron's self-attention, which splits and merges heads, around the operations."""
+    """Megatron's self-attention around the operations."""
     norm = partial(AlignedRmsNorm, operations=operations) if qk_norm else IdentityOp
     slots: Any = SelfAttentionSubmodules
     return ModuleSpec(
-        module=SelfAttention,
+        module=AlignedSelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=slots(
             linear_qkv=partial(AlignedColumnLinear, operations=operations),

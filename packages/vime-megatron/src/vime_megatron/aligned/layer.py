@@ -44,7 +44,7 @@ class AlignedMlp(MLP):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (its caller is an aligned layer)
         self, hidden_states: Tensor, taps: LayerTaps
     ) -> Tensor:
-        """[T, 1, H] to [T, 1, H]."""
+        """[T, H] to [T, H]."""
         gate_up, _ = self.linear_fc1(hidden_states)
         taps("gate_up", gate_up)
         activated = self.operations.swiglu(gate_up)
@@ -74,7 +74,7 @@ class AlignedLayer(TransformerLayer):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the rest of Megatron's arguments is unused)
         self, hidden_states: Tensor, *, packed_seq_params: AlignedSequences, **_: Any
     ) -> tuple[Tensor, None]:
-        """The residual stream [T, 1, H] to the next layer's, and no context."""
+        """The residual stream [T, H] to the next layer's, and no context."""
         taps = LayerTaps(self.layer_number - 1, packed_seq_params.positions)
         normed = self.input_layernorm(hidden_states)
         taps("input_norm", normed)

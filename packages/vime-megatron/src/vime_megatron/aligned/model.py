@@ -43,12 +43,16 @@ class AlignedModel(PolicyModel):
         """Final hidden states of every input token, [T, hidden] in the training dtype."""
         embedded: Tensor = self.embedding.word_embeddings(batch.tokens)
         tap(EMBEDDING, batch.positions, embedded)
-        stream = self.decoder(
-            hidden_states=embedded[:, None], attention_mask=None, packed_seq_params=self._aligned_sequences(batch)
+        hidden: Tensor = self.decoder(
+            hidden_states=embedded, attention_mask=None, packed_seq_params=self._aligned_sequences(batch)
         )
-        hidden: Tensor = stream[:, 0]
         tap(FINAL_NORM, batch.positions, hidden)
         return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] to [N, V], both in the training dtype."""
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        return self.output_layer(hidden, weight=weight)[0]
 
     def forward(self, batch: PackedMicrobatch, temperature: float, *, entropy: bool = False) -> Tensor:
         """Log-probs of the response tokens, fp32 [N], in order.

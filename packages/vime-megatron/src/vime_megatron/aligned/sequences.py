@@ -8,7 +8,7 @@ from typing import Any
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from vime_core.alignment.taps import layer_tap, tap
+from vime_core.alignment.taps import layer_tap, records, tap
 
 _GIVEN: Any = None  # Megatron's fields have defaults, so these must have them too
 
@@ -43,4 +43,5 @@ class LayerTaps:
     positions: Tensor
 
     def __call__(self, name: str, rows: Tensor) -> None:
-        tap(layer_tap(self.layer, name), self.positions, rows)
+        if records():
+            tap(layer_tap(self.layer, name), self.positions, rows)

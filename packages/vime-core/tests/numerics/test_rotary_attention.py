@@ -1,0 +1,61 @@
+"""Turning and attending in one step of autograd: the bits of the operations by themselves, whatever the strides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from numerics_support import DTYPES, assert_same, everyone, normal, unequal
+from torch import Tensor
+
+from vime_core.numerics import AttentionSpec, Operations, rope_table
+
+TABLE = rope_table(32, 16, 10000.0)
+SPEC = AttentionSpec(0.2)
+Heads = tuple[Tensor, Tensor, Tensor]
+
+
+def heads(tokens: int, groups: int, dtype: torch.dtype) -> Heads:
+    """Query, key and value as they lie beside each other in the groups of one projection, each with gradients."""
+    mixed = normal(tokens + groups, tokens, groups, 4, 16, dtype=dtype)
+    query, key, value = mixed.split([2, 1, 1], 2)
+    return tuple(x.requires_grad_() for x in (query.reshape(tokens, -1, 16), key.squeeze(2), value.squeeze(2)))  # pyright: ignore[reportReturnType]
+
+
+def apart(ops: Operations, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cu_seqlens: Tensor) -> Tensor:
+    q, k = (ops.rope(x.contiguous(), positions, TABLE) for x in (q, k))
+    return ops.attention_packed(q, k, v.contiguous(), cu_seqlens, SPEC)[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("lengths", "groups"), [((5, 1, 3), 2), ((4,), 1), ((1,), 3)])
+@pytest.mark.parametrize("name", everyone())
+def test_bits_are_those_of_the_operations_apart(
+    name: str, lengths: tuple[int, ...], groups: int, dtype: torch.dtype
+) -> None:
+    ops, own = everyone()[name], heads(sum(lengths), groups, dtype)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    seen: dict[str, Tensor] = {}
+    output = ops.rotary_attention(*own, positions, TABLE, starts, SPEC, seen.__setitem__)
+    want = apart(ops, *own, positions, starts)
+    dy = normal(7, *output.shape, dtype=dtype)
+    gradients, wanted = (torch.autograd.grad(o, own, dy) for o in (output, want))
+    assert_same(output, want)
+    assert_same(gradients, wanted)
+    turned = tuple(ops.rope(x.detach().contiguous(), positions, TABLE) for x in own[:2])
+    assert list(seen) == ["q_rope", "k_rope"]
+    assert_same(tuple(seen.values()), turned)
+    with torch.no_grad():
+        assert_same(ops.rotary_attention(*own, positions, TABLE, starts, SPEC), want)
+
+
+def test_a_comparison_sees_what_is_not_turned_back() -> None:
+    ops, own = everyone()["reference"], heads(6, 2, torch.float32)
+    positions, starts = torch.arange(6), torch.tensor([0, 6])
+    turned = [ops.rope(x.detach().contiguous(), positions, TABLE).requires_grad_() for x in own[:2]]
+    value = own[2].detach().contiguous().requires_grad_()
+    output = ops.attention_packed(*turned, value, starts, SPEC)[0]
+    dy = normal(7, *output.shape)
+    left_turned = torch.autograd.grad(output, (*turned, value), dy)
+    gradients = torch.autograd.grad(ops.rotary_attention(*own, positions, TABLE, starts, SPEC), own, dy)
+    assert [unequal(a, b) > 0 for a, b in zip(gradients, left_turned, strict=True)] == [True, True, False]
