@@ -12,7 +12,7 @@ from torch import Tensor
 from vime_core.numerics import Operations
 from vime_lantern.megatron import AFTER
 from vime_megatron.aligned.layer import AlignedLayer
-from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedRmsNorm, adopt, residual_sum
+from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedRmsNorm, adopt
 from vime_megatron.aligned.sequences import AlignedSequences, LayerTaps
 
 
@@ -37,7 +37,7 @@ class LanternLayer(AlignedLayer):
         normed, stream = self.pre_mlp_layernorm(self.after_attention_norm(attended), hidden_states)
         taps("attention_residual", stream)
         taps("post_attention_norm", normed)
-        output = residual_sum(self.operations, self.after_mlp_norm(self.mlp(normed, taps)), stream)
+        output = self.operations.residual_sum(self.after_mlp_norm(self.mlp(normed, taps)), stream)
         taps("hidden_state", output)
         return output, None
 

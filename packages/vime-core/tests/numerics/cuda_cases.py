@@ -25,6 +25,10 @@ SCHEDULE = ([(0, 50), (1, 1)], [(0, 1), (1, 20)], [(0, 40)], [(1, 12), (0, 7)])
 PAGE = 8
 
 
+def bits(x: Tensor) -> Tensor:
+    return x.view(torch.int16 if x.dtype is torch.bfloat16 else torch.int32)
+
+
 class Cases:
     """Inputs by seed, ours and the reference's kernels, on one device in one dtype."""
 
@@ -36,6 +40,12 @@ class Cases:
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.randn(*shape, generator=self.generator).to(self.device, dtype or self.dtype)
+
+    def any_finite(self, *shape: int) -> Tensor:
+        """Of every exponent, subnormal numbers among them."""
+        drawn = torch.randint(-(1 << 31), 1 << 31, shape, generator=self.generator).int().view(torch.float32)
+        x = drawn.to(self.device, self.dtype)
+        return torch.where(x.isfinite(), x, 0.0)
 
     def near(self, name: str, a: Tensor | tuple[Tensor, ...], b: Tensor | tuple[Tensor, ...]) -> None:
         pairs = [(a, b)] if isinstance(a, Tensor) else zip(a, b, strict=True)
@@ -106,6 +116,9 @@ def norm(c: Cases) -> None:
             c.reference.add_rms_norm_backward(dy, stream, r, w, 1e-5),
         )  # fmt: skip
     c.rows("norm", lambda rows: c.ours.add_rms_norm(rows, None, w, 1e-5)[0], x)
+    a, b = (c.any_finite(9, 70) for _ in range(2))
+    assert c.ours.adds_as_torch
+    c.same("torch's own residual sum", bits(a + b), bits(c.ours.add_rms_norm(a, b, w, 1e-5)[1]))
     heads = c.normal(9, 5, 70)
     for part in (heads[:, :3], heads[:, 3:4], heads[:, :, 10:60]):
         gain, name = w[: part.shape[-1]], f"norm of heads {part.shape[1:]}"

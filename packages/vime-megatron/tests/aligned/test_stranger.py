@@ -30,7 +30,7 @@ from vime_core.numerics import AttentionSpec, Contract, Definition
 from vime_core.plugins import ModelStructure, hookimpl
 from vime_megatron.aligned.dense import block_spec, layer_spec
 from vime_megatron.aligned.layer import AlignedLayer
-from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedEmbedding, AlignedRmsNorm, adopt, residual_sum
+from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedEmbedding, AlignedRmsNorm, adopt
 from vime_megatron.aligned.sequences import LayerTaps
 from vime_megatron.aligned.side import AlignedParts
 from vime_megatron.mapping import same
@@ -68,7 +68,7 @@ class StrangerLayer(AlignedLayer):
         normed = self.input_layernorm(hidden_states)
         attended, _ = self.self_attention(normed, attention_mask=None, packed_seq_params=packed_seq_params)
         normed, stream = self.pre_mlp_layernorm(self.post_attention_norm(attended), hidden_states)
-        output = residual_sum(self.operations, self.post_mlp_norm(self.mlp(normed, taps)), stream)
+        output = self.operations.residual_sum(self.post_mlp_norm(self.mlp(normed, taps)), stream)
         taps("hidden_state", output)
         return output, None
 

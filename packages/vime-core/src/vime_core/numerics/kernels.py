@@ -43,6 +43,8 @@ class Kernels:
         keep_mask: logits, temperatures, top_k, top_p -> bool (:mod:`.truncation`).
         draw_numbers: seeds, places in the response -> random numbers (:mod:`.draw`).
         draw: logits, temperatures, random numbers -> token ids (:mod:`.draw`).
+        adds_as_torch: whether torch's own sum of two tensors, which knows its gradient, has the bits of
+            ``add_rms_norm``'s r.
         choices: what serves each call where kernels of other packages may (:mod:`.chosen_linear`), so far.
         settle: choose for these calls, on a device, before anything waits for them.
         settle_gradients: choose for the gradients of all weights that a forward has seen, on a device.
@@ -70,6 +72,7 @@ class Kernels:
     keep_mask: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     draw_numbers: Callable[[Tensor, Tensor], Tensor]
     draw: Callable[[Tensor, Tensor, Tensor], Tensor]
+    adds_as_torch: bool = False
     choices: Callable[[], Mapping[str, str]] = dict
     settle: Callable[[Iterable[LinearCall], torch.device], None] = _nothing
     settle_gradients: Callable[[torch.device], None] = _nothing

@@ -72,6 +72,9 @@ class Operations:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return rms_norm.add_rms_norm(self.kernels, x, residual, weight, eps)
 
+    def residual_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        return rms_norm.residual_sum(self.kernels, x, residual)
+
     def rope(self, x: Tensor, positions: Tensor, table: Tensor, interleaved: bool = False) -> Tensor:
         return rope.rope(self.kernels, x, positions, table, interleaved)
 

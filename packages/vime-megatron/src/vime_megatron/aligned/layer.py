@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor
 
 from vime_core.numerics import Operations
-from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedRowLinear, residual_sum
+from vime_megatron.aligned.modules import AlignedColumnLinear, AlignedRowLinear
 from vime_megatron.aligned.sequences import AlignedSequences, LayerTaps
 from vime_megatron.specs import with_bias
 
@@ -83,6 +83,6 @@ class AlignedLayer(TransformerLayer):
         normed, stream = self.pre_mlp_layernorm(attended, hidden_states)
         taps("attention_residual", stream)
         taps("post_attention_norm", normed)
-        output = residual_sum(self.operations, self.mlp(normed, taps), stream)
+        output = self.operations.residual_sum(self.mlp(normed, taps), stream)
         taps("hidden_state", output)
         return output, None

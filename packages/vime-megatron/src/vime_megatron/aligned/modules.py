@@ -83,12 +83,6 @@ class AlignedAddRmsNorm(AlignedRmsNorm):
         return self.operations.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-def residual_sum(operations: Operations, x: Tensor, residual: Tensor) -> Tensor:
-    """The residual stream [..., H] as `Operations.add_rms_norm` rounds it; its norm is dropped."""
-    unused = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
-    return operations.add_rms_norm(x, residual, unused, 1.0)[1]
-
-
 def adopt(module: torch.nn.Module, kind: type[Adopted], operations: Operations) -> Adopted:
     """Turn a module whose class GPTModel fixes (embedding, output layer) into an aligned one, in place.
 

@@ -55,6 +55,7 @@ def own_kernels() -> Kernels:
         keep_mask=truncation.reference,
         draw_numbers=draw.draw_numbers,
         draw=draw.draw_tokens,
+        adds_as_torch=True,
     )
 
 
