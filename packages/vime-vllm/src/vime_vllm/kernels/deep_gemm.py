@@ -88,7 +88,7 @@ def run(call: LinearCall, left: Tensor, right: Tensor) -> Tensor:
     """See `LinearOffer.run`."""
     count, wide = left.shape[0], torch.float32 if call.wide else torch.bfloat16
     rows = call.n if call.of == "weight gradient" else count
-    y = torch.empty((rows, call.n if call.of == "forward" else call.k), dtype=wide, device=left.device)
+    y = torch.empty(rows, call.n if call.of == "forward" else call.k, dtype=wide, device=left.device)
     _multiply(call, left, right, y, count)
     return y
 

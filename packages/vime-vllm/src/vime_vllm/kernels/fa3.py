@@ -49,11 +49,12 @@ def covers(head_dim: int, dtype: torch.dtype, spec: AttentionSpec) -> bool:
 
 def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """(o (T, heads, dim), lse (T, heads) in fp32, natural logarithm)."""
-    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if not len(q):
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    tokens = q.shape[0]
+    if not tokens:
         return o, torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     starts = cu_seqlens.to(torch.int32)
-    lse = _forward(q, k, v, o, spec, starts, len(q), len(q), key_starts=starts)
+    lse = _forward(q, k, v, o, spec, starts, tokens, tokens, key_starts=starts)
     return o, lse.t().contiguous()
 
 

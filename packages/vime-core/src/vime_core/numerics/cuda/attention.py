@@ -136,7 +136,7 @@ def options(spec: AttentionSpec, dtype: torch.dtype, dim: int) -> dict[str, int 
 def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """(o (T, heads, dim), lse (T, heads) in fp32, natural logarithm)."""
     tokens, heads, dim = q.shape
-    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
     group, sequences = heads // k.shape[1], cu_seqlens.shape[0] - 1
     if tokens:

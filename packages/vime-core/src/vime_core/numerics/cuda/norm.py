@@ -93,7 +93,7 @@ def _by_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(y, r), both (..., H) of x's dtype."""
     x, *rows = _by_rows(x)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     r = x if residual is None else torch.empty_like(y)
     size, block = x.shape[-1], power_of_2(x.shape[-1])
     if x.numel():

@@ -99,7 +99,7 @@ def copy_to_slots(
 
 def rope(x: Tensor, positions: Tensor, table: Tensor, interleaved: bool, inverse: bool) -> Tensor:
     """The turned x (T, heads, dim); positions (T); table (P, R) in fp32; ``inverse`` turns back."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     tokens, heads, head_dim = x.shape
     half, rest = table.shape[1] // 2, head_dim - table.shape[1]
     if y.numel():
