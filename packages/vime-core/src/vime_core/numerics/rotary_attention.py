@@ -63,9 +63,9 @@ class _RotaryAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *attended, cu_seqlens, positions, table = ctx.saved_tensors
+        q, k, v, o, lse, cu_seqlens, positions, table = ctx.saved_tensors
         kernels: Kernels = ctx.kernels
-        dq, dk, dv = kernels.attention_backward(grads[0], *attended, cu_seqlens, ctx.spec)
+        dq, dk, dv = kernels.attention_backward(grads[0], q, k, v, o, lse, cu_seqlens, ctx.spec)
         dq = kernels.rope(dq.contiguous(), positions, table, False, True)
         dk = kernels.rope(dk.contiguous(), positions, table, False, True)
         return None, dq, dk, dv, None, None, None, None, None
