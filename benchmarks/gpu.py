@@ -97,6 +97,7 @@ class Worker:
 
     def __init__(self, sides: Any) -> None:
         self.sides, self.version, self.step = sides, 0, 0
+        self.weights_gb = 0.0
         self.last: tuple[list[Any], list[Any]] = ([], [])
 
     def rollout(self, count: int) -> float:
@@ -139,10 +140,10 @@ class Worker:
     def update(self) -> float:
         """GB a second of a weight update."""
         self.version += 1
-        size = sum(t.numel() * t.element_size() for _, t in self.sides.trainer.weights())
+        self.weights_gb = self.weights_gb or sum(t.nbytes for _, t in self.sides.trainer.weights()) / 1e9
         start = time.perf_counter()
         self.sides.rollout.update_weights(self.sides.trainer.weights(), self.version)
-        return size / 1e9 / (time.perf_counter() - start)
+        return self.weights_gb / (time.perf_counter() - start)
 
     def whole(self, count: int) -> float:
         """Tokens a second of rollout, optimizer step and update together."""

@@ -70,7 +70,7 @@ def test_a_worker_that_hangs_in_an_update(rollout: VllmRollout, weights: dict[st
     worker = _process(rollout, "worker")
     monkeypatch.setattr(rollout.engine._supervisor, "_timeout_s", 2.0)
     os.kill(worker, signal.SIGSTOP)
-    with pytest.raises(BackendError, match=r"did not answer start_weight_update within .* = 2 s") as caught:
+    with pytest.raises(BackendError, match=r"did not answer vime_update_weights within .* = 2 s") as caught:
         rollout.update_weights(iter(weights.items()), 1)
     assert f"{worker} stopped" in caught.value.message
     assert _left(rollout) == []

@@ -23,6 +23,7 @@ class Receiver:
         self.chunks: list[list[str]] = []
         self.tensors: dict[str, Tensor] = {}
         self.versions: set[int] = set()
+        self.places: list[tuple[bool, bool]] = []
 
     def __call__(self, chunk: Chunk) -> None:
         assert isinstance(chunk.memory, SharedMemory)
@@ -31,6 +32,7 @@ class Receiver:
         named = zip(self.chunks[-1], views(chunk.tensors, flat), strict=True)
         self.tensors |= {name: view.clone() for name, view in named}
         self.versions.add(chunk.version)
+        self.places.append((chunk.first, chunk.last))
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(10**9, [5]), (128, [2, 2, 1]), (64, [1] * 5), (1, [1] * 5)])
@@ -42,6 +44,7 @@ def test_chunks_are_as_large_as_allowed(monkeypatch: pytest.MonkeyPatch, limit: 
     assert list(receiver.tensors) == list(WEIGHTS)
     assert all(torch.equal(receiver.tensors[name], WEIGHTS[name]) for name in WEIGHTS)
     assert receiver.versions == {4}
+    assert receiver.places == [(number == 0, number == len(sizes) - 1) for number in range(len(sizes))]
     assert shared_memory_in_use() == []
 
 
@@ -50,6 +53,20 @@ def _sends(weights: list[tuple[str, Tensor]]) -> str:
         send_weights(iter(weights), 1, EXPECTED, Receiver(), CudaBucket(1))
     assert shared_memory_in_use() == []
     return caught.value.message
+
+
+@pytest.mark.parametrize(("limit", "delivered"), [(10**9, 0), (64, 3)])
+def test_the_last_chunk_waits_for_every_tensor(monkeypatch: pytest.MonkeyPatch, limit: int, delivered: int) -> None:
+    """It lets the engine take the new version."""
+    monkeypatch.setattr(sender, "CHUNK_BYTES", limit)
+    receiver = Receiver()
+    with pytest.raises(ContractViolation, match=r"'layer\.4\.weight' is held by the engine but was not sent"):
+        send_weights(iter(list(WEIGHTS.items())[:-1]), 1, EXPECTED, receiver, CudaBucket(1))
+    assert [last for _, last in receiver.places] == [False] * delivered
+
+
+def test_no_tensors_are_an_error_too() -> None:
+    assert "'layer.0.weight' is held by the engine but was not sent (5 such" in _sends([])
 
 
 def test_a_missing_tensor_is_named() -> None:

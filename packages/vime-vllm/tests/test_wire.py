@@ -41,7 +41,7 @@ def test_every_bit_arrives(described: list[tuple[str, list[int], int]]) -> None:
     fields, nbytes = lay_out(named)
     with new_shared_memory(max(nbytes, 1)) as (memory, flat):
         pack(named, fields, flat)
-        sent = Chunk(version=3, tensors=list(fields), memory=memory)
+        sent = Chunk(version=3, first=True, last=False, tensors=list(fields), memory=memory)
         chunk = Chunk.model_validate(sent.fields())
         assert isinstance(chunk.memory, SharedMemory)
         received = open_shared_memory(chunk.memory)
@@ -64,7 +64,7 @@ def test_a_strided_tensor_arrives_in_row_major_order() -> None:
 def _chunk(**changes: Any) -> dict[str, Any]:
     field = {"name": "w", "dtype": "bfloat16", "shape": [2, 3], "offset": 0}
     memory = {"kind": "shared_memory", "name": "vime-1-" + "0" * 32, "nbytes": 64}
-    return {"version": 1, "tensors": [{**field, **changes}], "memory": memory}
+    return {"version": 1, "first": True, "last": True, "tensors": [{**field, **changes}], "memory": memory}
 
 
 def test_a_well_formed_chunk_is_accepted() -> None:

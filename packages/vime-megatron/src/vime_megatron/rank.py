@@ -250,6 +250,8 @@ class TrainerRank:
         """Whole tensors by Megatron's names, of ``values`` or of the weights; a collective."""
         parameters = dict(self._model.named_parameters())
         held = values if values is not None else {name: p.detach() for name, p in parameters.items()}
+        if self._ranks.world_size == 1:
+            return dict(held)
         return {name: whole(parameters[name], tensor) for name, tensor in held.items()}
 
     def _contract_settings(self) -> Mapping[str, Any]:

@@ -150,9 +150,8 @@ class VllmRollout:
         self._require_version("update_weights")
         self._version = None
         order: list[str] = []
-        self._transfer(_noting(weights, order), version)
+        held = self._transfer(_noting(weights, order), version)
         self._reset_prefix_cache()
-        held = self.engine.agreed("vime_held")
         if held["version"] != version:
             raise _wrong_version(held["version"], version)
         self.engine.call("set_weight_version", lambda: compat.set_weight_version(self.engine.llm, version))
@@ -208,16 +207,15 @@ class VllmRollout:
         del request
         return False
 
-    def _transfer(self, weights: NamedTensors, version: int) -> None:
-        llm = self.engine.llm
-        self.engine.call("start_weight_update", llm.start_weight_update)
+    def _transfer(self, weights: NamedTensors, version: int) -> Mapping[str, Any]:
+        """Send the weights; what the workers say after the last chunk that they hold."""
+        held: dict[str, Any] = {}
 
         def deliver(chunk: Chunk) -> None:
-            request = {"update_info": {"chunk": chunk.fields()}}
-            self.engine.call("update_weights", lambda: llm.update_weights(request))
+            held.update(self.engine.agreed("vime_update_weights", chunk.fields()))
 
         send_weights(weights, version, self._forms, deliver, self._bucket)
-        self.engine.call("finish_weight_update", llm.finish_weight_update)
+        return held
 
     def _reset_prefix_cache(self) -> None:
         self.engine.call("reset_prefix_cache", self._drop_prefix_cache)

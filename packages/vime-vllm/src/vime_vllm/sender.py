@@ -43,6 +43,8 @@ def send_weights(
 ) -> None:
     """Deliver every tensor in chunks; ``deliver`` returns when the engine has read the chunk.
 
+    The last chunk goes only when every tensor that the engine holds was sent.
+
     Args:
         weights: (name, tensor) pairs of one trainer.
         version: that they become.
@@ -54,14 +56,16 @@ def send_weights(
         ContractViolation: a name, dtype or shape that the engine does not hold, a name twice, or one left out.
     """
     sent: set[str] = set()
-    for group in _groups(_checked(weights, expected, sent)):
+    first = True
+    for group, last in _groups(_checked(weights, expected, sent)):
+        if last and (missing := [name for name in expected if name not in sent]):
+            raise _refused(missing[0], f"is held by the engine but was not sent ({len(missing)} such tensors)")
         fields, nbytes = lay_out(group)
         with _shared(group, nbytes, bucket, expected) as (memory, flat):
             pack(group, fields, flat)
             _synchronize(flat)
-            deliver(Chunk(version=version, tensors=list(fields), memory=memory))
-    if missing := [name for name in expected if name not in sent]:
-        raise _refused(missing[0], f"is held by the engine but was not sent ({len(missing)} such tensors)")
+            deliver(Chunk(version=version, first=first, last=last, tensors=list(fields), memory=memory))
+        first = False
 
 
 def _checked(weights: NamedTensors, expected: Mapping[str, TensorForm], sent: set[str]) -> NamedTensors:
@@ -77,18 +81,18 @@ def _checked(weights: NamedTensors, expected: Mapping[str, TensorForm], sent: se
         yield name, tensor
 
 
-def _groups(weights: NamedTensors) -> Iterator[list[tuple[str, Tensor]]]:
+def _groups(weights: NamedTensors) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:
+    """The tensors of each chunk, and whether it is the last one; that one is empty where there are no tensors."""
     group: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in weights:
         limit, room = BUCKET_BYTES if tensor.is_cuda else CHUNK_BYTES, padded(tensor.nbytes)
         if group and (size + room > limit or tensor.device != group[0][1].device):
-            yield group
+            yield group, False
             group, size = [], 0
         group.append((name, tensor))
         size += room
-    if group:
-        yield group
+    yield group, True
 
 
 @contextmanager

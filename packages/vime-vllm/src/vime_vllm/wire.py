@@ -78,9 +78,11 @@ class CudaMemory(_Fields):
 
 
 class Chunk(_Fields):
-    """Some tensors of one weight update, in one piece of memory."""
+    """Some tensors of one weight update, in one piece of memory; ``first`` and ``last`` are its place in the update."""
 
     version: NonNegativeInt
+    first: bool
+    last: bool
     tensors: list[TensorField]
     memory: Annotated[SharedMemory | CudaMemory, Field(discriminator="kind")]
 

@@ -16,6 +16,9 @@ class VimeWorkerExtension:
 
     model_runner: Any
     weight_transfer_engine: Any
+    start_weight_update: Any
+    update_weights: Any
+    finish_weight_update: Any
 
     def vime_report(self) -> dict[str, Any]:
         """Environment, settings, versions and hardware of this process."""
@@ -33,6 +36,20 @@ class VimeWorkerExtension:
     def vime_buffer_digests(self) -> dict[str, str]:
         """Digest of every buffer (tables, scales), which no update may change."""
         return digest_tensors(self.model_runner.get_model().named_buffers())
+
+    def vime_update_weights(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """A chunk into vLLM's weight update, which begins with the first one and is finished with the last.
+
+        All in one call, because a call takes longer than any of it does. Returns `vime_held` after the last chunk,
+        nothing after others.
+        """
+        if chunk["first"]:
+            self.start_weight_update()
+        self.update_weights({"chunk": chunk})
+        if not chunk["last"]:
+            return {}
+        self.finish_weight_update()
+        return self.vime_held()
 
     def vime_held(self) -> dict[str, Any]:
         """All that is asked after an update, in one answer: version, digests of weights and buffers, stale tensors.
