@@ -482,7 +482,7 @@ def test_a_damaged_buffer_is_caught(
 def test_zz_missing_weights_are_an_error_and_nothing_is_generated_after_it(
     rollout: VllmRollout, weights: Weights, make_requests: MakeRequests
 ) -> None:
-    """Last of the updates: the engine is left within one."""
+    """Last of the updates, because the rollout takes no more after it."""
     partial = dict(list(weights.items())[:-1])
     with pytest.raises(ContractViolation, match="was not sent"):
         rollout.update_weights(iter(partial.items()), 1)
