@@ -91,8 +91,7 @@ def test_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     cases().run("cpu", torch.bfloat16)
     assert len({key.split()[0] for key in sizes}) == 21
     assert all(sizes.values())
-    assert fused
-    assert not {"block_peaks", "block_sums", "drawn_token"} & fused, "a weight of the draw is rounded otherwise"
+    assert fused == {"attend", "query_gradient", "key_gradient"}, "a product's bits follow from how it was compiled"
 
 
 @on_gpu

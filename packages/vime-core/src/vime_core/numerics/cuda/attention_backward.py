@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vime_core.numerics.attention import AttentionSpec
 from vime_core.numerics.cuda.attention import KEYS, WARPS, options, programs, score, sequence_of
-from vime_core.numerics.cuda.launch import remembered
+from vime_core.numerics.cuda.launch import UNFUSED, remembered
 from vime_core.numerics.cuda.sums import tree_sum
 
 
@@ -139,7 +139,7 @@ def backward(
     if not tokens:
         return dq, dk, dv
     chosen = options(spec, q.dtype, dim)
-    row_dots[(tokens * heads,)](grad, o, d, dim, DIM=chosen["DIM"], num_warps=1)
+    row_dots[(tokens * heads,)](grad, o, d, dim, DIM=chosen["DIM"], num_warps=1, **UNFUSED)
     shape = (cu_seqlens, sequences, spec.scale, spec.window or 0, spec.soft_cap or 0.0, heads, kv_heads, dim)
     tiles = programs(tokens, sequences, KEYS)
     query_gradient[(tiles, heads)](q, k, v, grad, lse, d, dq, *shape, **chosen, num_warps=WARPS)

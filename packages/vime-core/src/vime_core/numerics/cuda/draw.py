@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vime_core.numerics import arithmetic, draw
-from vime_core.numerics.cuda.launch import remembered
+from vime_core.numerics.cuda.launch import UNFUSED, remembered
 from vime_core.numerics.cuda.scoring import temperature_of
 from vime_core.numerics.cuda.sizes import parts, power_of_2
 
@@ -173,7 +173,7 @@ def draw_tokens(logits: Tensor, temperatures: Tensor, u: Tensor) -> Tensor:
     sums = torch.empty(rows, blocks, dtype=torch.int64, device=logits.device)
     if not rows:
         return tokens
-    exact = {"BLOCK": block, "num_warps": 8, "enable_fp_fusion": False}
+    exact = {"BLOCK": block, "num_warps": 8, **UNFUSED}
     wide = {**exact, "BLOCKS": power_of_2(blocks)}
     block_peaks[(rows, blocks)](logits, temperatures, peaks, size, blocks, **exact)
     block_sums[(rows, blocks)](logits, temperatures, u, peaks, sums, size, blocks, **wide)

@@ -28,6 +28,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 _INT32_END = 1 << 31
 _MISPLACED = "misplaced"
+UNFUSED = {"enable_fp_fusion": False}
+"""An option of kernels that round every product and every sum: which of two products a compiler fuses with their sum
+follows from constants and alignment, so that queries turned alone and beside keys would have other bits."""
 
 
 def remembered(function: Any) -> Any:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vime_core.numerics.cuda.launch import remembered
+from vime_core.numerics.cuda.launch import UNFUSED, remembered
 from vime_core.numerics.cuda.sizes import parts, power_of_2
 from vime_core.numerics.cuda.sums import tree_sum
 
@@ -99,7 +99,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     if x.numel():
         forward[(x.numel() // size,)](
             x, None if residual is None else residual.contiguous(), weight, y, r, size, eps, *rows,
-            HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=_warps(block),
+            HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=_warps(block), **UNFUSED,
         )  # fmt: skip
     return y, r
 
@@ -114,7 +114,7 @@ def add_rms_norm_backward(
     if r.numel():
         backward[(r.numel() // size,)](
             grad.contiguous(), None if grad_stream is None else grad_stream.contiguous(), r, weight, dr, products,
-            size, eps, HAS_STREAM=grad_stream is not None, BLOCK=block, num_warps=_warps(block),
+            size, eps, HAS_STREAM=grad_stream is not None, BLOCK=block, num_warps=_warps(block), **UNFUSED,
         )  # fmt: skip
     return dr, column_sum(products.reshape(-1, size))
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vime_core.numerics.attention import KvCache
-from vime_core.numerics.cuda.launch import remembered
+from vime_core.numerics.cuda.launch import UNFUSED, remembered
 from vime_core.numerics.cuda.sizes import parts, power_of_2
 
 _BLOCK = 1024
@@ -108,7 +108,7 @@ def rope(x: Tensor, positions: Tensor, table: Tensor, interleaved: bool, inverse
         turn[(tokens, parts(heads, some))](
             x, positions, table, y, heads, head_dim, half, x.stride(0), x.stride(1), INTERLEAVED=interleaved,
             INVERSE=inverse, HEADS=some, BLOCK=block, REST=power_of_2(max(rest, 1)),
-            num_warps=max(1, some * block // _PAIRS_OF_WARP),
+            num_warps=max(1, some * block // _PAIRS_OF_WARP), **UNFUSED,
         )  # fmt: skip
     return y
 
@@ -118,7 +118,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate_up, size = gate_up.contiguous(), gate_up.shape[-1] // 2
     h = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype, device=gate_up.device)
     if h.numel():
-        gated[(h.numel() // size, parts(size, _BLOCK))](gate_up, h, size, BLOCK=_BLOCK)
+        gated[(h.numel() // size, parts(size, _BLOCK))](gate_up, h, size, BLOCK=_BLOCK, **UNFUSED)
     return h
 
 
@@ -128,7 +128,7 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
     result = torch.empty_like(gate_up)
     if result.numel():
         grid = (result.numel() // (2 * size), parts(size, _BLOCK))
-        gated_backward[grid](grad.contiguous(), gate_up, result, size, BLOCK=_BLOCK)
+        gated_backward[grid](grad.contiguous(), gate_up, result, size, BLOCK=_BLOCK, **UNFUSED)
     return result
 
 

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vime_core.numerics.cuda.launch import remembered
+from vime_core.numerics.cuda.launch import UNFUSED, remembered
 from vime_core.numerics.cuda.sizes import power_of_2
 from vime_core.numerics.cuda.sums import tree_sum
 
 _LANES = 4096
-_WARPS = 8
+_OPTIONS = {"num_warps": 8, **UNFUSED}
 
 
 @triton.jit
@@ -100,7 +100,7 @@ def log_softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
     y = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
     count, size = rows.shape
     if y.numel():
-        all_log_probs[(count,)](rows, temperatures.contiguous(), y, size, LANES=_lanes(size), num_warps=_WARPS)
+        all_log_probs[(count,)](rows, temperatures.contiguous(), y, size, LANES=_lanes(size), **_OPTIONS)
     return y.reshape(logits.shape)
 
 
@@ -111,7 +111,7 @@ def token_log_probs(logits: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor
     y = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         chosen_log_prob[(rows,)](
-            logits, ids.contiguous(), temperatures.contiguous(), y, size, LANES=_lanes(size), num_warps=_WARPS
+            logits, ids.contiguous(), temperatures.contiguous(), y, size, LANES=_lanes(size), **_OPTIONS
         )
     return y
 
@@ -124,6 +124,6 @@ def token_log_probs_backward(grad: Tensor, logits: Tensor, ids: Tensor, temperat
     if y.numel():
         chosen_backward[(rows,)](
             grad.float().contiguous(), logits, ids.contiguous(), temperatures.contiguous(), y, size,
-            LANES=_lanes(size), num_warps=_WARPS,
+            LANES=_lanes(size), **_OPTIONS,
         )  # fmt: skip
     return y
