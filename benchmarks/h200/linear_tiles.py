@@ -35,7 +35,7 @@ from vime_core.numerics.offers import LinearCall, Pass
 from vime_core.plugins.manager import PluginManager
 
 from linear_rows import L2_BYTES, SHAPES
-from measure import attempt, graph_us, table, unequal
+from measure import attempt, captured, graph_us, replayed, table, unequal
 from timings import BASE, FASTEST, Timing, means, rows
 
 SMALL_ROWS, LARGE_ROWS = (1, 16, 64, 256), (256, 1024, 4096)
@@ -193,15 +193,16 @@ def timed_providers(names: Sequence[str]) -> None:
 
 
 def kernel_names(missed: Timing, runs: dict[str, Run]) -> list[str]:
-    """What each way launches for a layer and M."""
+    """What each way launches for a layer and M in a graph, which is what was timed."""
     from torch.profiler import ProfilerActivity, profile
 
     n, k = SHAPES[missed.layer]
     x, w = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (missed.m, n))
     found: list[str] = []
     for run in runs.values():
+        graph, _ = captured([partial(run, x, w)])
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            run(x, w)
+            graph.replay()
             torch.cuda.synchronize()
         launched = [event.key for event in seen.key_averages() if str(event.device_type).endswith("CUDA")]
         found.append("; ".join(key[:150] for key in launched).replace("|", "/") or "none seen")
@@ -237,7 +238,7 @@ def timing(layer: str, runs: dict[str, Run], x: torch.Tensor, w: torch.Tensor) -
     all_runs = {BASE: torch.nn.functional.linear, **runs}
     us = {n: attempt(n, partial(graph_us, [partial(run, x, one) for one in w], 5)) for n, run in all_runs.items()}
     us = {name: value for name, value in us.items() if isinstance(value, float)}
-    first, *others = [(name, run(x, w[0])) for name, run in runs.items() if name in us] or [("", x)]
+    first, *others = [(name, replayed(partial(run, x, w[0]))) for name, run in runs.items() if name in us] or [("", x)]
     return Timing(layer, len(x), us, {name: int(unequal(first[1], y).sum()) for name, y in others})
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
@@ -24,11 +26,8 @@ def unequal_rows(left: torch.Tensor, right: torch.Tensor) -> tuple[int, float]:
     return int(mask.sum()), float((left.float() - right.float()).abs().max())
 
 
-def graph_us(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
-    """Median microseconds per call of one CUDA graph that holds all `calls` in order.
-
-    Give several calls over distinct buffers, so that the working set exceeds the L2 cache.
-    """
+def captured(calls: Sequence[Callable[[], T]]) -> tuple[torch.cuda.CUDAGraph, list[T]]:
+    """One CUDA graph that holds all `calls` in order, and what each returned: filled by a replay."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -37,8 +36,24 @@ def graph_us(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls:
-            call()
+        found = [call() for call in calls]
+    return graph, found
+
+
+def replayed(call: Callable[[], T]) -> T:
+    """What `call` gives in a CUDA graph: kernels may be chosen otherwise outside of one."""
+    graph, (found,) = captured([call])
+    graph.replay()
+    torch.cuda.synchronize()
+    return found
+
+
+def graph_us(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
+    """Median microseconds per call of one CUDA graph that holds all `calls` in order.
+
+    Give several calls over distinct buffers, so that the working set exceeds the L2 cache.
+    """
+    graph, _ = captured(calls)
     times = [_replay_ms(graph) for _ in range(replays + 3)][3:]
     return statistics.median(times) * 1e3 / len(calls)
 
