@@ -253,6 +253,22 @@ def broken(where: str, sequences: list[TrainSequence]) -> tuple[list[TrainSequen
     return bad, steep, "the gradient of .* is not finite"
 
 
+@pytest.mark.parametrize("setting", [{"lr": 1e39}, {"lr": 1e19, "weight_decay": 1e30}])
+def test_an_update_that_ruins_a_weight_is_an_error_that_names_it(
+    setting: dict[str, float], llama: Path, open_at: Callable[..., Any]
+) -> None:
+    trainer = open_at(llama, run_config(**setting))
+    with pytest.raises(BackendError, match=r"VIME-BACKEND-025: the update made the weight \S+ not finite"):
+        trainer.train_step([random_sequences(LENGTHS)], PPO, Observed())
+    assert any(not bool(tensor.isfinite().all()) for _, tensor in trainer.weights())
+
+
+def test_weights_that_are_large_and_finite_are_no_error(llama: Path, open_at: Callable[..., Any]) -> None:
+    trainer = open_at(llama, run_config(lr=1e30))
+    trainer.train_step([random_sequences(LENGTHS)], PPO, Observed())
+    assert max(float(tensor.abs().max()) for _, tensor in trainer.weights()) > 1e29
+
+
 def entropy_bonus(coefficient: float) -> ConfiguredLoss:
     return ConfiguredLoss(ppo_clip, PpoClipOptions.model_validate({"entropy_coefficient": coefficient}))
 

@@ -124,7 +124,8 @@ class Trainer(Protocol):
         """Accumulate gradients over the microbatches in order, clip, and step the optimizer once.
 
         Raises:
-            BackendError: a loss or gradient is not finite; the weights are then unchanged.
+            BackendError: a loss or gradient is not finite, and the weights are then unchanged; or the update made a
+                weight that is not finite.
         """
         ...
 

@@ -18,6 +18,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
 
 from vime_core.config.schema import TrainerSection
+from vime_core.errors import BackendError
 from vime_megatron.cpu_bridge import cuda_bridge
 from vime_megatron.data_parallel import add_over_ranks, data_parallel_size, join_ranges
 from vime_megatron.model import DTYPES, PolicyModel
@@ -78,6 +79,26 @@ class Optimization:
         with cuda_bridge():
             _, norm, _ = self.optimizer.step()
         return float(norm), float(self.optimizer.param_groups[0]["lr"])
+
+    def require_finite(self) -> None:
+        """Refuse weights that an update ruined, before anybody samples with them, saves or records them; a collective.
+
+        Raises:
+            BackendError: a trained weight is not finite on some rank; names the first.
+        """
+        held = [(name, parameter.detach()) for name, parameter in self._trained() if parameter.numel()]
+        largest: tuple[Tensor, ...] = cast("Any", torch)._foreach_norm([tensor for _, tensor in held], math.inf)
+        ruined = (~torch.stack([one.float() for one in largest]).isfinite()).float()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(ruined, dist.ReduceOp.MAX)
+        if count := int(ruined.sum()):
+            first = held[int(ruined.argmax())][0]
+            raise BackendError(
+                f"the update made the weight {first} not finite ({count} of {len(held)} tensors)",
+                remedy="Lower trainer.lr or trainer.weight_decay, or raise trainer.eps; the weights are lost, so start"
+                " again from the last checkpoint.",
+                code="VIME-BACKEND-025",
+            )
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """fp32 master and moments of each trained parameter, in its shape: ``NAME.master``, ``NAME.exp_avg``, ...

@@ -128,6 +128,7 @@ class TrainerRank:
             totals = self._accumulate(microbatches, loss)
         observer.gradients(self._optimization.gradients())
         norm, learning_rate = self._optimization.step()
+        self._optimization.require_finite()
         return totals.result(norm, learning_rate)
 
     def gradients(

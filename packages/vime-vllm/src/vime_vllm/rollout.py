@@ -129,8 +129,7 @@ class VllmRollout:
         if not requests:
             return []
         outputs = self.engine.call("generate", lambda: self._run(requests))
-        if (held := self.engine.agreed("vime_weight_version")) != version:
-            raise _wrong_version(held, version)
+        self._require_held(version)
         self._witness.check([served(output) for output in outputs])
         return [
             completion(r, output, version, kept=self._wants_kept(r))
@@ -246,6 +245,10 @@ class VllmRollout:
                 code="VIME-BACKEND-065",
             )
         return self._version
+
+    def _require_held(self, version: int) -> None:
+        if (held := self.engine.agreed("vime_weight_version")) != version:
+            raise _wrong_version(held, version)
 
     def _setting(self, name: str) -> Any:
         return next(report.settings[name] for report in self._reports if name in report.settings)

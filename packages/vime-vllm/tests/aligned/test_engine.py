@@ -421,3 +421,15 @@ def test_zz_a_module_that_the_contract_does_not_know_is_refused_by_name(live: Li
         require_aligned(reports, live.context.alignment)
     assert live.unequal() > 0
     assert np.isfinite(live.rollout.generate(live.requests[:2])[0].log_probs).all()
+
+
+def test_zzz_nothing_is_scored_with_weights_of_another_version_or_of_half_an_update(live: Live) -> None:
+    """Last: the rollout takes no update after this one."""
+    tokens = live.requests[1].prompt_tokens
+    live.rollout.call("vime_vllm.testing:mislabel", 9)
+    with pytest.raises(ContractViolation, match="holds weight version 9"):
+        live.rollout.prompt_log_probs(tokens)
+    with pytest.raises(ContractViolation, match="was not sent"):
+        live.rollout.update_weights(iter(list(live.reference.weights.items())[:-1]), 1)
+    with pytest.raises(BackendError, match="prompt_log_probs: the engine holds no known weights"):
+        live.rollout.prompt_log_probs(tokens)

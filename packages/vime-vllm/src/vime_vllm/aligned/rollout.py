@@ -75,14 +75,18 @@ class AlignedVllmRollout(VllmRollout):
         """fp32 [len - 1]: the log-prob of each token but the first, at temperature 1, computed as one prefill.
 
         Raises:
+            BackendError: an update to the engine failed, so that its weights are unknown.
+            ContractViolation: it holds another weight version than the last update's.
             DataError: fewer than two tokens, or as many as the context holds.
         """
+        version = self._require_version("prompt_log_probs")
         scored = SampleRequest(0, 0, tuple(tokens), seed=0, max_tokens=1, temperature=0.0)
         check_requests([scored], self._context_length)
         if len(tokens) < 2:
             raise DataError("a sequence of one token has no log-probs", remedy="Give at least two tokens.")
         params = compat.sampling_params(max_tokens=1, temperature=0.0, logprobs=0, prompt_logprobs=0)
         output = self.engine.call("prompt_log_probs", lambda: self._answer(tokens, params))
+        self._require_held(version)
         self._witness.check([served(output)])
         return verdicts.prompt_scores(output, tokens)
 
