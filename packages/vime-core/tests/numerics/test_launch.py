@@ -72,8 +72,8 @@ POINTERS = [
     place(dtype, offset) for dtype in (torch.bfloat16, torch.float32, torch.int64) for offset in (0, 1, 4, 8, 16)
 ]
 BLOCKS = ([64, 64], [64, 128], [128, 64])
-DESCRIBED = [TensorDescriptor.from_tensor(torch.zeros(256, 256, dtype=d), b) for d in (torch.bfloat16, torch.float32)
-             for b in BLOCKS]  # fmt: skip
+DESCRIBED = [TensorDescriptor.from_tensor(torch.zeros(256, 256, dtype=d), b, padding)
+             for d in (torch.bfloat16, torch.float32) for b in BLOCKS for padding in ("zero", "nan")]  # fmt: skip
 INTS = [0, 1, 2, 3, 15, 16, 17, 32, 48, 100, -1, -16, -17, 2**31 - 1, 2**31, 2**31 + 16, -(2**31), -(2**31) - 1,
         2**32 + 1, 2**63 - 1, 2**63, 2**63 + 16, 2**64 - 1, -(2**63)]  # fmt: skip
 ABSENT = [None, 1, 3]
@@ -144,7 +144,7 @@ def blind(kind: str) -> KindOf:
             }
             return changed.get(kind, value)
         if isinstance(value, TensorDescriptor) and kind == "block shape":
-            return DESCRIBED[0] if value.base.dtype == torch.bfloat16 else DESCRIBED[3]
+            return DESCRIBED[0] if value.base.dtype == torch.bfloat16 else DESCRIBED[-1]
         return 3 if kind == "none" and value is None else value
 
     def without(arguments: Sequence[Any], options: Mapping[str, Any], device: int) -> tuple[Hashable, list[Any]]:
@@ -306,9 +306,15 @@ def test_hooks_see_every_launch(device: Device, monkeypatch: pytest.MonkeyPatch)
     function.add_pre_run_hook(hook)
     assert watched()
     function.pre_run_hooks.clear()
-    for name, value in (("launch_enter_hook", hook), ("launch_exit_hook", hook), ("debug", True)):
+    for holder, name, value in (
+        (knobs.runtime, "launch_enter_hook", hook),
+        (knobs.runtime, "launch_exit_hook", hook),
+        (knobs.runtime, "debug", True),
+        (knobs.runtime, "add_stages_inspection_hook", lambda *_: ("key", "hash")),
+        (knobs.compilation, "instrumentation_mode", "consan"),
+    ):
         with monkeypatch.context() as changed:
-            changed.setattr(knobs.runtime, name, value)
+            changed.setattr(holder, name, value)
             assert watched(), name
     assert not watched()
 

@@ -106,16 +106,11 @@ def kind_of(arguments: Sequence[Any], options: Mapping[str, Any], device: int) -
         elif what is float or what is bool:
             kind.append(what)
         elif what is TensorDescriptor:
-            kind += (what, value.base.dtype, tuple(value.block_shape), value.padding, _rounded(value))
+            kind += (what, value.base.dtype, tuple(value.block_shape))
         else:
             return None, passed
         passed.append(value)
     return tuple(kind), passed
-
-
-def _rounded(descriptor: TensorDescriptor) -> bool:
-    """Whether it rounds to TF32, which Triton 3.6 does not know."""
-    return getattr(descriptor, "round_f32_to_tf32", False)
 
 
 def _watched(function: JITFunction) -> bool:
