@@ -187,6 +187,18 @@ def test_the_residual_stream_has_one_gradient() -> None:
     assert_same(only_stream, (dr, dr))
 
 
+@pytest.mark.parametrize("shape", [(1024,), (2, 512)])
+def test_gradients_of_a_linear_are_linears_over_the_chunks_of_what_they_sum(shape: tuple[int, ...]) -> None:
+    linear, (n, k) = cpu().kernels.linear, (1024, 24)
+    x, weight = normal(0, *shape, k).requires_grad_(), normal(1, n, k).requires_grad_()
+    dy = normal(2, *shape, n)
+    got = torch.autograd.grad(cpu().linear(x, weight), (x, weight), dy)
+    rows, dy_rows = x.detach().view(-1, k), dy.view(-1, n)
+    dx, dw = ((dy_rows, weight.detach().t()), (dy_rows.t(), rows.t()))
+    assert_same(got, (linear(*dx, None, 2, False).view(x.shape), linear(*dw, None, 2, False)))
+    assert unequal(got[0].view(-1, k), linear(*dx, None, 1, False)) > 0
+
+
 def test_only_what_asks_for_a_gradient_gets_one() -> None:
     x, weight = normal(0, 5, 40), normal(1, 7, 40).requires_grad_()
     y = cpu().linear(x, weight)

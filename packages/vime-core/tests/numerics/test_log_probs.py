@@ -52,6 +52,13 @@ def test_a_temperature_for_each_row() -> None:
     assert_same(cpu().log_softmax(logits, temperatures), torch.cat(rows))
 
 
+@pytest.mark.parametrize("temperature", [0.7, torch.tensor(0.7), torch.tensor([0.7]), torch.full((2, 3), 0.7)], ids=str)
+def test_log_probs_have_the_shape_of_the_tokens_whatever_that_of_the_temperature(temperature: float | Tensor) -> None:
+    logits, ids = normal(0, 6, 100), torch.tensor([3, 0, 99, 5, 7, 1])
+    flat = cpu().token_log_probs(logits, ids, 0.7)
+    assert_same(cpu().token_log_probs(logits.view(2, 3, 100), ids.view(2, 3), temperature), flat.view(2, 3))
+
+
 def test_a_temperature_one_percent_off_is_seen() -> None:
     logits = normal(0, 3, 100)
     assert unequal(cpu().log_softmax(logits, 0.7), cpu().log_softmax(logits, 0.707)) > 250

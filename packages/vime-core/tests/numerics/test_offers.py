@@ -262,13 +262,34 @@ def test_while_a_graph_is_captured_nothing_is_built_and_nothing_is_held_as_found
 ) -> None:
     shelf = Shelf()
     chosen: Any = shelf.operations().kernels.linear
-    key, captures = (("forward", N, K), False, True), [True]
+    key, captures = (("forward", N, K), False, False), [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0])
     assert chosen._serve(key, torch.device("cuda")) is None
     assert chosen.settled == {}
     assert shelf.prepared == []
     chosen.settle([FORWARD], CPU)
     assert chosen._serve(key, torch.device("cuda")) == FORWARD, "what was settled before serves a capture"
+
+
+def test_a_capture_does_not_settle_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, captures = Shelf(), [True]
+    monkeypatch.setattr(chosen_linear, "_captures", lambda _: captures[0])
+    ops, x, w = shelf.operations(), bf16(1, 5, K), bf16(2, N, K)
+    ops.linear(x, w)
+    assert shelf.ran == []
+    captures[0] = False
+    ops.linear(x, w)
+    assert shelf.ran[-1] == (FORWARD, 5)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_product_in_fp32_is_a_call_of_its_own(first: bool) -> None:
+    shelf = Shelf()
+    ops, x, w = shelf.operations(), bf16(1, 5, K), bf16(2, N, K)
+    for wide in (first, not first):
+        assert_same(ops.kernels.linear(x, w, None, 1, wide), cpu().kernels.linear(x, w, None, 1, wide))
+        assert shelf.ran[-1] == (replace(FORWARD, wide=wide), 5)
+    assert set(ops.kernels.choices()) == {str(FORWARD), str(replace(FORWARD, wide=True))}
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -300,11 +321,25 @@ def test_a_product_that_does_not_pay_is_the_providers_but_in_a_graph(monkeypatch
     assert ops.kernels.choices() == {str(FORWARD): "toy"}
 
 
-def test_rows_that_the_copy_engine_cannot_read_are_the_providers() -> None:
-    shelf = Shelf()
-    x = bf16(1, 4, K + 1)[:, 1:]
-    assert_same(shelf.operations().linear(x, bf16(2, N, K)), cpu().kernels.linear(x, bf16(2, N, K), None, 1, False))
+@pytest.mark.parametrize(("width", "first"), [(K + 1, 0), (K + 8, 1)], ids=["stride", "address"])
+@pytest.mark.parametrize("whose", ["x", "weight"])
+def test_rows_that_the_copy_engine_cannot_read_are_the_providers(whose: str, width: int, first: int) -> None:
+    def placed(rows: int, wrong: bool) -> Tensor:
+        if not wrong:
+            return bf16(1, rows, K)
+        return bf16(2, rows * width + first).as_strided((rows, K), (width, 1), first)
+
+    shelf, x, w = Shelf(), placed(4, whose == "x"), placed(N, whose == "weight")
+    assert_same(shelf.operations().linear(x, w), cpu().kernels.linear(x, w, None, 1, False))
     assert shelf.ran == []
+
+
+def test_a_product_has_the_shape_of_its_rows() -> None:
+    shelf, x, w, dy = Shelf(), bf16(1, 2, 3, K), bf16(2, N, K), bf16(3, 2, 3, N)
+    linear = shelf.operations().kernels.linear
+    for rows, matrix in ((x, w), (dy, w.t())):
+        assert_same(linear(rows, matrix, None, 1, False), cpu().kernels.linear(rows, matrix, None, 1, False))
+        assert shelf.ran[-1][1] == 6
 
 
 def offered_attention(seen: list[str]) -> AttentionOffer:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from numerics_support import DTYPES, assert_same, everyone, normal, unequal
@@ -47,6 +50,31 @@ def test_bits_are_those_of_the_operations_apart(
     assert_same(tuple(seen.values()), turned)
     with torch.no_grad():
         assert_same(ops.rotary_attention(*own, positions, TABLE, starts, SPEC), want)
+
+
+@pytest.mark.parametrize(("tokens", "groups"), [(5, 2), (4, 1), (1, 3), (1, 1)])
+def test_attention_is_given_the_strides_of_new_tensors(tokens: int, groups: int) -> None:
+    """An axis of one token or head may have any, which an offered kernel that copies blocks cannot read."""
+    ops, own = everyone()["reference"], heads(tokens, groups, torch.float32)
+    strides: list[tuple[int, ...]] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        strides.extend(x.stride() for x in (q, k, v))
+        return ops.kernels.attention_packed(q, k, v, *rest)
+
+    watched = replace(ops, kernels=replace(ops.kernels, attention_packed=attend))
+    watched.rotary_attention(*own, torch.arange(tokens), TABLE, torch.tensor([0, tokens]), SPEC)
+    assert strides == [torch.empty(x.shape).stride() for x in own]
+
+
+@pytest.mark.parametrize("asked", range(3))
+def test_one_that_alone_has_a_gradient_has_the_same(asked: int) -> None:
+    ops, own, where = everyone()["reference"], heads(6, 2, torch.float32), (torch.arange(6), TABLE)
+    starts, dy = torch.tensor([0, 6]), normal(7, 6, 4, 16)
+    want = torch.autograd.grad(ops.rotary_attention(*own, *where, starts, SPEC), own, dy)[asked]
+    alone = [x.detach().requires_grad_(number == asked) for number, x in enumerate(own)]
+    output = ops.rotary_attention(alone[0], alone[1], alone[2], *where, starts, SPEC)
+    assert_same(torch.autograd.grad(output, alone[asked], dy), (want,))
 
 
 def test_a_comparison_sees_what_is_not_turned_back() -> None:

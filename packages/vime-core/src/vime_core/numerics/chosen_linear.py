@@ -16,12 +16,14 @@ from torch import Tensor
 
 from vime_core.errors import BackendError, ContractViolation
 from vime_core.numerics.kernels import Kernels
+from vime_core.numerics.linear import rows_of
 from vime_core.numerics.offers import LinearCall, LinearOffer, Pass
 
 Linear = Callable[[Tensor, Tensor, Tensor | None, int, bool], Tensor]
 Product = tuple[Pass, int, int]
 """Which product of a weight, and N and K of the weight."""
 _Key = tuple[Product, bool, bool]
+"""A `LinearCall` as it is looked up: its product, whether it is wide, whether it has a bias."""
 TOKENS = (1, 2, 3, 16, 17, 63, 64, 65, 128, 255, 256, 257, 1024, 4096)
 """Numbers of tokens that every choice is tried with, beside those that the offer names."""
 _BYTES = 16  # what the tensor copy engine wants addresses and strides to be multiples of
@@ -57,7 +59,7 @@ class ChosenLinear:
         left, right = _as_stored(product[0], x, weight)
         if not (_copied_whole(left) and _copied_whole(right)):
             return self.own(x, weight, bias, chunks, wide)
-        key = (product, wide, bias is None)
+        key = (product, wide, bias is not None)
         try:
             call = self._served[key]
         except KeyError:
@@ -113,8 +115,8 @@ class ChosenLinear:
 
     def _serve(self, key: _Key, device: torch.device) -> LinearCall | None:
         """The call, where the offer serves it; asked once for each that is settled."""
-        product, wide, without_bias = key
-        call = LinearCall(*product, wide, not without_bias)
+        product, wide, bias = key
+        call = LinearCall(*product, wide, bias)
         if call not in self.settled:
             if _captures(device):
                 return None  # nothing can be built or compared here; the own kernel has the same bits
@@ -209,8 +211,7 @@ def _stored(call: LinearCall, tokens: int) -> tuple[tuple[int, int], tuple[int, 
 def _as_stored(of: Pass, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if of == "weight gradient":
         return x.t(), weight.t()
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    return rows, weight if of == "forward" else weight.t()
+    return rows_of(x), weight if of == "forward" else weight.t()
 
 
 def _as_linear(call: LinearCall, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,18 +83,19 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         kernels: Kernels = ctx.kernels
         _, needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_rows = _rows(grad)
+        grad_rows = rows_of(grad)
         return (
             None,
             input_gradient(kernels, grad, weight) if needs_x else None,
-            weight_gradient(kernels, grad_rows, _rows(x)) if needs_weight else None,
+            weight_gradient(kernels, grad_rows, rows_of(x)) if needs_weight else None,
             kernels.column_sum(grad_rows).to(grad.dtype) if needs_bias and ctx.has_bias else None,
             None,
         )
 
 
-def _rows(matrix: Tensor) -> Tensor:
-    return matrix if matrix.dim() == 2 else matrix.reshape(-1, matrix.shape[-1])
+def rows_of(x: Tensor) -> Tensor:
+    """x (..., K) as (M, K); a matrix is itself, because even a view of it takes the host's time."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
 def input_gradient(kernels: Kernels, grad: Tensor, weight: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from vime_core.errors import ConfigError
 from vime_core.numerics.arithmetic import exp, lane_sum, log, narrow, widen
 from vime_core.numerics.gradients import needs_gradient, record
+from vime_core.numerics.linear import rows_of
 
 if TYPE_CHECKING:
     from vime_core.numerics.kernels import Kernels
@@ -108,7 +109,7 @@ def log_softmax(kernels: Kernels, logits: Tensor, temperature: float | Tensor = 
 def token_log_probs(kernels: Kernels, logits: Tensor, token_ids: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """log p (...) in fp32 of token_ids (...) under logits (..., V): the bits of :func:`log_softmax`, gathered."""
     temperatures = row_temperatures(temperature, logits)
-    rows = logits if logits.dim() == 2 else logits.reshape(-1, logits.shape[-1])
+    rows = rows_of(logits)
     ids = token_ids if token_ids.dim() == 1 else token_ids.reshape(-1)
     if needs_gradient(logits):
         result: Tensor = record(_TokenLogProbs, kernels, rows, ids, temperatures)

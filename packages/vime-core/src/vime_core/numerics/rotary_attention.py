@@ -66,8 +66,7 @@ class _RotaryAttention(torch.autograd.Function):
         q, k, v, o, lse, cu_seqlens, positions, table = ctx.saved_tensors
         kernels: Kernels = ctx.kernels
         dq, dk, dv = kernels.attention_backward(grads[0], q, k, v, o, lse, cu_seqlens, ctx.spec)
-        dq = kernels.rope(dq.contiguous(), positions, table, False, True)
-        dk = kernels.rope(dk.contiguous(), positions, table, False, True)
+        dq, dk = (kernels.rope(x, positions, table, False, True) for x in (dq, dk))
         return None, dq, dk, dv, None, None, None, None, None
 
 

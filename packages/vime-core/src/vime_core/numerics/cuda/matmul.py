@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from vime_core.numerics.cuda.launch import remembered
 from vime_core.numerics.cuda.sizes import parts
 from vime_core.numerics.cuda.tiles import PROGRAMS, Tile, few_rows, many_rows, plain
+from vime_core.numerics.linear import rows_of
 
 _GROUP = 8  # row blocks that share their columns in the cache
 _BYTES = 16  # what the tensor copy engine wants addresses and strides to be multiples of
@@ -82,7 +83,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, chunks: int, wide: bo
     """y (..., N) of x (..., K), weight (N, K) and bias (N); fp32 when ``wide``. Transposed views are not copied."""
     if chunks != 1:
         raise ValueError(f"provider 'cuda' defines one chain over K, not {chunks} chunks")
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    rows = rows_of(x)
     count, columns = rows.shape[0], weight.shape[0]
     y = torch.empty(count, columns, dtype=torch.float32 if wide else x.dtype, device=x.device)
     if count and columns:
