@@ -27,9 +27,9 @@ def implementation(**changes: Any) -> Any:
 
 
 def common(**changes: Any) -> Any:
-    """vLLM's metadata of a step of four tokens and one of padding."""
+    """vLLM's metadata of a step of four tokens; beside them lies one of padding."""
     settings = {"query_start_loc": START, "seq_lens": LENGTHS, "block_table_tensor": TABLE, "max_query_len": 3}
-    return SimpleNamespace(**{**settings, "num_actual_tokens": 4, "causal": True, **changes})
+    return SimpleNamespace(**{**settings, "causal": True, **changes})
 
 
 def built(common_prefix: int = 0, **changes: Any) -> Any:
@@ -42,9 +42,7 @@ def tokens(seed: int, heads: int) -> Tensor:
     return torch.randn(5, heads, DIM, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("padded", [4, 5])
-def test_a_step_writes_its_keys_and_attends_over_its_own_pages(padded: int) -> None:
-    """``padded``: how many tokens vLLM says there are; the padding of a graph's step is among them."""
+def test_a_step_writes_its_keys_and_attends_over_its_own_pages() -> None:
     from vime_vllm.aligned.attention import paged
 
     cache = torch.randn(4, KV_HEADS, PAGE, 2 * DIM, generator=torch.Generator().manual_seed(3))
@@ -55,7 +53,7 @@ def test_a_step_writes_its_keys_and_attends_over_its_own_pages(padded: int) -> N
     expected = OPERATIONS.attention_paged(query[:4], apart, batch, spec)
     layer, output = implementation(), torch.full((5, HEADS, DIM), 7.0)
     layer.do_kv_cache_update(None, key, value, cache, SLOTS)
-    assert layer.forward(None, query, key, value, cache, built(num_actual_tokens=padded), output) is output
+    assert layer.forward(None, query, key, value, cache, built(), output) is output
     assert torch.equal(paged(cache).keys, apart.keys)
     assert torch.equal(paged(cache).values, apart.values)
     assert torch.equal(output[:4], expected)
@@ -64,7 +62,7 @@ def test_a_step_writes_its_keys_and_attends_over_its_own_pages(padded: int) -> N
 
 def test_the_metadata_is_what_the_scheduler_decided() -> None:
     found = built()
-    assert (found.tokens, found.batch.most_queries) == (4, 3)
+    assert found.batch.most_queries == 3
     assert found.batch.query_start is START
     assert found.batch.seq_lens is LENGTHS
     assert found.batch.block_table is TABLE

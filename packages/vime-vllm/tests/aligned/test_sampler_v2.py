@@ -44,7 +44,7 @@ def judged(kind: str, count: int) -> None:
 
 
 def test_one_kernel_prepares_what_vllm_and_the_operations_would() -> None:
-    for field in ("temperatures", "u", "num_sampled", "num_rejected"):
+    for field in ("temperatures", "u", "num_sampled"):
         judged(f": {field}", 3)
     judged("prompts not at their end", 1)
 
@@ -96,7 +96,6 @@ def made(rows: int, slots: int, index: torch.dtype, keep: Callable[[Tensor], Ten
     positions = torch.full((3 * rows,), -7).index_put((last,), seq_lens.long() - 1)
     tensors = {
         "idx_mapping": slot.to(index), "logits_indices": last.to(index), "positions": positions, "seq_lens": seq_lens,
-        "cu_num_logits": torch.arange(rows + 1).int(),
     }  # fmt: skip
     batch = SimpleNamespace(num_reqs=rows, **{name: tensor.to(device) for name, tensor in tensors.items()})
     states = {"temperature": below(3, slots) * 0.5, "seeds": seeds}
@@ -131,7 +130,6 @@ def test_the_compiled_kernel_reads_states_in_the_host_s_memory(rows: int) -> Non
         assert torch.equal(found.u.cpu(), reference_numbers(seed, places))
         assert not torch.equal(found.u.cpu(), reference_numbers(seed, places + 1))
         assert torch.equal(found.num_sampled.cpu(), (length >= prefill).int())
-        assert not found.num_rejected.any()
 
 
 def test_the_kernel_compiles_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -155,6 +153,6 @@ def test_the_kernel_compiles_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(Remembered, "_launch", compiled)
     for index in (torch.int32, torch.int64):
         step = prepare(*made(4, 5, index, lambda tensor: tensor))
-        assert [tensor.dtype for tensor in step] == [torch.float32, torch.int64, torch.int32, torch.int32]
+        assert [tensor.dtype for tensor in step] == [torch.float32, torch.int64, torch.int32]
     assert len(cubins) == 2
     assert all(cubins)

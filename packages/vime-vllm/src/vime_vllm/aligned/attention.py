@@ -24,9 +24,8 @@ from vime_vllm import compat
 
 @dataclass
 class AlignedMetadata(AttentionMetadata):
-    """Which tokens ask which pages in one engine step; ``tokens`` without padding."""
+    """Which tokens ask which pages in one engine step."""
 
-    tokens: int
     batch: PagedBatch
 
 
@@ -45,7 +44,7 @@ class AlignedMetadataBuilder(AttentionMetadataBuilder[AlignedMetadata]):
         require_causal(common_prefix_len, common)
         most = int(common.max_query_len)
         batch = PagedBatch(common.query_start_loc, common.seq_lens, common.block_table_tensor, most)
-        return AlignedMetadata(common.num_actual_tokens, batch)
+        return AlignedMetadata(batch)
 
     def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
         """Never; vLLM up to 0.26 asks."""
@@ -102,21 +101,17 @@ class AlignedAttentionImpl(AttentionImpl[AlignedMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Fill the metadata's tokens of ``output`` (T, heads, dim) from query (T, heads, dim) and the cache.
+        """Fill ``output`` (T, heads, dim) from query (T, heads, dim) and the cache.
 
-        Rows that no request asks stay as they are: those after the metadata's tokens, and those of the padding of a
-        decode graph among them. Nothing reads them (`vime_core.numerics.attention`).
+        Rows that no request asks, of a step's padding, stay as they are. Nothing reads them
+        (`vime_core.numerics.attention`).
         """
         del layer, key, value
         if output_scale is not None or output_block_scale is not None:
             raise _refused("a quantised attention output")
         if attn_metadata is None:  # vLLM measures memory with a forward that has no batch
             return output.zero_()
-        tokens = attn_metadata.tokens
-        self.operations.attention_paged(
-            query[:tokens], paged(kv_cache), attn_metadata.batch, self.spec, output[:tokens]
-        )
-        return output
+        return self.operations.attention_paged(query, paged(kv_cache), attn_metadata.batch, self.spec, output)
 
 
 class AnyPageBackend(AttentionBackend):

@@ -53,6 +53,7 @@ class AlignedSamplerV2(Sampler):
         states: Any = self.req_states
         self.operations, self._prepare = operations, prepare
         self._ranks = torch.zeros(states.max_num_reqs, dtype=torch.int64, device=states.device)
+        self._rejected = self._ranks.int()  # with one row a request nothing is ever drawn in vain
         self._staged = True
         self._unlike: set[int] = set()  # requests that top-k or top-p may cut, or whose log-probs are none or many
 
@@ -101,7 +102,7 @@ class AlignedSamplerV2(Sampler):
                 scores = log_prob_tensors(sampled, log_probs, keep, report_kept=True)
             else:
                 scores = LogprobsTensors(tokens, log_probs.view(-1, 1), self._ranks[: batch.num_reqs])
-        return SamplerOutput(tokens, scores, None, step.num_sampled, step.num_rejected)
+        return SamplerOutput(tokens, scores, None, step.num_sampled, self._rejected[: batch.num_reqs])
 
     def _any_unlike(self) -> bool:
         """Whether a step must look at its requests' settings one by one; requests that are gone are forgotten."""

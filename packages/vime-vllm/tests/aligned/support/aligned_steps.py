@@ -74,11 +74,15 @@ def one_by_one(engine: Engine, batch: Any, operations: Operations, *, later: int
     rows, states, requests = batch.idx_mapping, engine.sampler.sampling_states, engine.requests
     places = batch.positions[batch.logits_indices] + 1 - requests.prompt_len.gpu[rows] + later
     u = operations.draw_numbers(states.seeds.gpu[rows] & word, places)
+    return Step(states.temperature.gpu[rows], u, counted(engine, batch)[0])
+
+
+def counted(engine: Engine, batch: Any) -> tuple[Tensor, Tensor]:
+    """How many tokens each request gets and how many are taken back, as vLLM's own kernel counts them."""
     ones = batch.seq_lens.new_ones(batch.num_reqs)
-    counts = get_num_sampled_and_rejected(
-        ones, batch.seq_lens, batch.cu_num_logits, batch.idx_mapping, requests.prefill_len.gpu
+    return get_num_sampled_and_rejected(
+        ones, batch.seq_lens, batch.cu_num_logits, batch.idx_mapping, engine.requests.prefill_len.gpu
     )
-    return Step(states.temperature.gpu[rows], u, *counts)
 
 
 def unequal(left: Tensor, right: Tensor) -> int:
@@ -148,7 +152,7 @@ def sampling(operations: Operations, name: str, found: dict[str, float]) -> None
     # what earlier steps returned is still what it was, since it is copied while later ones run
     found[f"{name}: kept"] = sum(unequal(a.sampled_token_ids, b) for a, b in kept)
     ranks = [a.logprobs_tensors.selected_token_ranks for a, _ in kept if a.logprobs_tensors is not None]
-    found[f"{name}: ranks"] = sum(int(rank.count_nonzero()) for rank in ranks)
+    found[f"{name}: ranks"] = sum(unequal(rank, torch.zeros(3, dtype=rank.dtype)) for rank in ranks)
 
 
 def slots(engine: Engine, numbers: Any) -> set[int]:
@@ -171,9 +175,8 @@ def sampled(
     output = engine.sampler(given, batch)
     found[f"{name}: logits"] = unequal(given, logits)
     found[f"{name}: tokens"] = unequal(output.sampled_token_ids, tokens.unsqueeze(-1))
-    found[f"{name}: counts"] = unequal(output.num_sampled, step.num_sampled) + unequal(
-        output.num_rejected, step.num_rejected
-    )
+    counts = output.num_sampled, output.num_rejected
+    found[f"{name}: counts"] = sum(map(unequal, counts, counted(engine, batch)))
     scores = output.logprobs_tensors
     wanted = max(engine.sampler.sampling_states.num_logprobs[batch.idx_mapping_np])
     if wanted < 0:
