@@ -10,7 +10,7 @@ from vime_core.errors import ContractViolation
 from vime_vllm import sender
 from vime_vllm.memory import CudaBucket, open_shared_memory, shared_memory_in_use
 from vime_vllm.sender import TensorForm, send_weights
-from vime_vllm.wire import Chunk, SharedMemory, views
+from vime_vllm.wire import Chunk, SharedMemory, dtype_name, lay_out, views
 
 WEIGHTS = {f"layer.{place}.weight": torch.full((4, 8), float(place), dtype=torch.bfloat16) for place in range(5)}
 EXPECTED = {name: TensorForm("bfloat16", (4, 8)) for name in WEIGHTS}
@@ -67,6 +67,12 @@ def test_the_last_chunk_waits_for_every_tensor(monkeypatch: pytest.MonkeyPatch, 
 
 def test_no_tensors_are_an_error_too() -> None:
     assert "'layer.0.weight' is held by the engine but was not sent (5 such" in _sends([])
+
+
+def test_a_gpus_memory_has_room_for_all_that_a_small_model_sends() -> None:
+    named = [("a", torch.zeros(5)), ("b", torch.zeros(0, 3)), ("c", torch.zeros(2, 50).bfloat16())]
+    forms = {name: TensorForm(dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in named}
+    assert sender._bucket_bytes(forms) == lay_out(named)[1] == 64 + 256
 
 
 def test_a_missing_tensor_is_named() -> None:
