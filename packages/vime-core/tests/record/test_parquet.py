@@ -99,3 +99,10 @@ def rewritten(tmp_path: Path, change: object) -> Path:
 def test_other_columns_are_refused(tmp_path: Path, change: object, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         from_parquet(rewritten(tmp_path, change))
+
+
+def test_a_column_s_name_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "step.parquet"
+    path.write_bytes(to_parquet(COLUMNS).replace(b"prompt_index", b"\xe5rompt_index"))
+    with pytest.raises(RecordError, match=r"cannot read .*step\.parquet"):
+        from_parquet(path)

@@ -38,7 +38,7 @@ def from_parquet(path: Path, fields: Sequence[Field] = FIELDS) -> dict[str, Colu
     pa, pq = _pyarrow()
     try:
         table = pq.ParquetFile(path).read()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # a name that is no text is a ValueError
         raise RecordError(
             f"cannot read {str(path)!r}: {error}",
             remedy="Take the record from its source again; this file is missing or damaged.",
