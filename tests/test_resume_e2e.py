@@ -23,6 +23,18 @@ def test_eight_steps_are_three_a_kill_and_five(smoke: Path, tmp_path: Path) -> N
     first = {process["role"]: process["pid"] for process in manifest["processes"]}
     assert {process["role"] for process in resumed["processes"]} == {*first} == {"trainer", "rollout"}
     assert all(first[process["role"]] != process["pid"] for process in resumed["processes"])
+    _refuses_other_processes(tmp_path / "records" / "killed")
+
+
+def _refuses_other_processes(record: Path) -> None:
+    """A variable that chooses kernels, and no step was recorded after the checkpoint: nothing else would find it."""
+    before = (record / "steps.jsonl").read_bytes()
+    ran = vime("run", "--resume", record, "--set", "run.steps=9", env={"ONEDNN_MAX_CPU_ISA": "SSE41"})
+    no_traceback(ran)
+    assert ran.code == 2, ran.text
+    assert "VIME-CONFIG-017" in ran.text
+    assert "ONEDNN_MAX_CPU_ISA" in ran.text
+    assert (record / "steps.jsonl").read_bytes() == before
 
 
 def test_a_forgotten_scheduler_does_not_hold(smoke: Path, tmp_path: Path) -> None:

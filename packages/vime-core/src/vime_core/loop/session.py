@@ -19,6 +19,7 @@ from vime_core.loop.preparation import Preparation
 from vime_core.loop.prompts import PromptStream
 from vime_core.loop.reference import reference_trainer
 from vime_core.loop.resume import Resumption, plugin_entries, require_same_software, require_same_start, restore
+from vime_core.loop.same_processes import require_same_processes
 from vime_core.loop.scoring import Scorer, open_scorer
 from vime_core.loop.sides import Sides, open_sides, parts_of
 from vime_core.loop.sinks import GuardedSink
@@ -159,6 +160,8 @@ def _record_start(writer: RecordWriter, sides: Sides, resumption: Resumption | N
     manifest = writer.manifest
     if resumption is not None:
         require_same_start(manifest, sides.initial_weights, contract)
+        if not replaces:
+            require_same_processes(manifest.processes, processes)
         writer.update_manifest(resumed=(*manifest.resumed, _resumed(resumption, sides, processes, replaces=replaces)))
     if not manifest.initial_weights:
         writer.update_manifest(
