@@ -168,7 +168,7 @@ def test_log_probs_of_the_random_model_vary(tmp_path: Path, open_at: Callable[..
 
 
 @pytest.mark.parametrize(
-    "change", [{"hidden": 20, "heads": 3}, {"heads": 4, "key_value_heads": 3}, {"vocabulary": 100}]
+    "change", [{"hidden": 20, "heads": 3}, {"heads": 4, "key_value_heads": 3}, {"vocabulary": 100}, {"seed": 1 << 64}]
 )
 def test_impossible_options_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(ValidationError):

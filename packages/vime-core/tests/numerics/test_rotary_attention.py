@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -50,6 +50,41 @@ def test_bits_are_those_of_the_operations_apart(
     assert_same(tuple(seen.values()), turned)
     with torch.no_grad():
         assert_same(ops.rotary_attention(*own, positions, TABLE, starts, SPEC), want)
+
+
+class TurnedTwice(Operations):
+    """A contract's own operations, of which one is defined anew."""
+
+    def rope(self, x: Tensor, positions: Tensor, table: Tensor, interleaved: bool = False) -> Tensor:
+        return super().rope(x, 2 * positions, table, interleaved)
+
+
+class SeenBackwards(Operations):
+    """The same with another attention."""
+
+    def attention_packed(
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, spec: AttentionSpec
+    ) -> tuple[Tensor, Tensor]:
+        o, lse = super().attention_packed(q.flip(0), k.flip(0), v.flip(0), cu_seqlens, spec)
+        return o.flip(0), lse.flip(0)
+
+
+@pytest.mark.parametrize("kind", [TurnedTwice, SeenBackwards])
+@pytest.mark.parametrize("name", everyone())
+def test_operations_that_a_contract_defines_anew_are_those_that_are_joined(name: str, kind: type[Operations]) -> None:
+    plain, own = everyone()[name], heads(4, 2, torch.float32)
+    ops = kind(**{field.name: getattr(plain, field.name) for field in fields(plain)})
+    where = torch.arange(4), torch.tensor([0, 4])
+    seen: dict[str, Tensor] = {}
+    output, want = (
+        ops.rotary_attention(*own, where[0], TABLE, where[1], SPEC, seen.__setitem__),
+        apart(ops, *own, *where),
+    )
+    assert_same(output, want)
+    assert_same(seen["k_rope"], ops.rope(own[1].contiguous(), where[0], TABLE))
+    dy = normal(7, *output.shape, dtype=torch.float32)
+    assert_same(torch.autograd.grad(output, own, dy), torch.autograd.grad(want, own, dy))
+    assert unequal(output, plain.rotary_attention(*own, where[0], TABLE, where[1], SPEC)) > 0
 
 
 @pytest.mark.parametrize(("tokens", "groups"), [(5, 2), (4, 1), (1, 3), (1, 1)])

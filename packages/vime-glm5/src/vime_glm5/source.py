@@ -32,7 +32,7 @@ FORMAT = 1
 class RandomGlm5Options(Options):
     """The ``[model.random-glm5]`` section."""
 
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(0, lt=2**64)
     layers: PositiveInt = Field(6, description="Decoder layers.")
     dense_layers: PositiveInt = Field(3, description="So many of them, from the first, have a dense MLP.")
     hidden: PositiveInt = Field(192, description="Width of the residual stream.")

@@ -49,6 +49,10 @@ class Operations:
     details: Mapping[str, str]
     kernels: Kernels
 
+    def _defines(self, *operations: str) -> bool:
+        """Whether a contract's own operations define one of these anew: what joins several then calls that one."""
+        return any(getattr(type(self), name) is not getattr(Operations, name) for name in operations)
+
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return embedding.embedding(self.kernels, ids, weight)
 
@@ -73,6 +77,9 @@ class Operations:
         return rms_norm.add_rms_norm(self.kernels, x, residual, weight, eps)
 
     def residual_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self._defines("add_rms_norm"):
+            unused = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
+            return self.add_rms_norm(x, residual, unused, 1.0)[1]
         return rms_norm.residual_sum(self.kernels, x, residual)
 
     def rope(self, x: Tensor, positions: Tensor, table: Tensor, interleaved: bool = False) -> Tensor:
@@ -100,6 +107,11 @@ class Operations:
         spec: AttentionSpec,
         seen: Seen = lambda _name, _rows: None,
     ) -> Tensor:
+        if self._defines("rope", "attention_packed"):
+            q, k = (self.rope(x.contiguous(), positions, table) for x in (q, k))
+            seen("q_rope", q)
+            seen("k_rope", k)
+            return self.attention_packed(q, k, v.contiguous(), cu_seqlens, spec)[0]
         return rotary_attention.rotary_attention(self.kernels, q, k, v, positions, table, cu_seqlens, spec, seen)
 
     def attention_paged(

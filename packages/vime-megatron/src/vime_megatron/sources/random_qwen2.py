@@ -30,7 +30,7 @@ FORMAT = 1
 class RandomQwen2Options(Options):
     """The ``[model.random-qwen2]`` section."""
 
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(0, lt=2**64)
     layers: PositiveInt = 3
     hidden: PositiveInt = Field(256, description="Width of the residual stream; a multiple of heads.")
     intermediate: PositiveInt = 512
