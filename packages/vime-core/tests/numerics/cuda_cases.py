@@ -29,6 +29,11 @@ def bits(x: Tensor) -> Tensor:
     return x.view(torch.int16 if x.dtype is torch.bfloat16 else torch.int32)
 
 
+def copied(x: Tensor) -> Tensor:
+    """With the same strides, gaps among them."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
 class Cases:
     """Inputs by seed, ours and the reference's kernels, on one device in one dtype."""
 
@@ -120,11 +125,11 @@ def norm(c: Cases) -> None:
     assert c.ours.adds_as_torch
     c.same("torch's own residual sum", bits(a + b), bits(c.ours.add_rms_norm(a, b, w, 1e-5)[1]))
     heads = c.normal(9, 5, 70)
-    for part in (heads[:, :3], heads[:, 3:4], heads[:, :, 10:60]):
-        gain, name = w[: part.shape[-1]], f"norm of heads {part.shape[1:]}"
-        c.same(
-            name, c.ours.add_rms_norm(part, None, gain, 1e-5)[0], c.ours.add_rms_norm(part.clone(), None, gain, 1e-5)[0]
-        )
+    by_head, by_column = c.normal(4, 9, 70).transpose(0, 1), c.normal(9, 70, 6).mT
+    for part in (heads[:, :3], heads[:, 3:4], heads[:, :, 10:60], by_head, by_column):
+        gain, whole = w[: part.shape[-1]], part.clone(memory_format=torch.contiguous_format)
+        y, want = (c.ours.add_rms_norm(x, None, gain, 1e-5)[0] for x in (part, whole))
+        c.same(f"norm of heads {part.shape[1:]}", y, want)
     wide, gain = c.normal(3, 1000), c.normal(1001)
     moved, y = torch.cat([gain[:1], wide.flatten()])[1:].view(3, 1000), c.ours.add_rms_norm(wide, None, gain[1:], 1e-5)
     c.same("norm at another address", c.ours.add_rms_norm(moved, None, gain[1:].clone(), 1e-5)[0], y[0])
@@ -143,6 +148,8 @@ def pointwise(c: Cases) -> None:
     apart_40 = torch.cat([c.ours.rope(many[:, head : head + 1], *options) for head in range(40)], 1)
     c.same("rope of many heads, each alone", c.ours.rope(many, *options), apart_40)
     c.same("rope of queries and keys side by side", c.ours.rope(qkv[:, :5], *options), apart)
+    by_head = c.normal(5, 9, 48).transpose(0, 1)
+    c.same("rope of heads that lie apart", c.ours.rope(by_head, *options), c.ours.rope(by_head.contiguous(), *options))
     gate_up, dh = c.normal(9, 70), c.normal(9, 35)
     c.near("swiglu", c.ours.swiglu(gate_up), c.reference.swiglu(gate_up))
     c.near("swiglu backward", c.ours.swiglu_backward(dh, gate_up), c.reference.swiglu_backward(dh, gate_up))
@@ -155,9 +162,9 @@ def writing(c: Cases) -> None:
     """Keys and values of different strides, padding among their slots, into caches alike and unlike."""
     joint, slots = c.normal(9, 6, 24), torch.tensor([7, -1, 0, 39, 8, -1, 12], device=c.device)
     k, v, both = joint[:, 1:3], c.normal(9, 2, 24), c.normal(5, 2, 2 * PAGE, 24)
-    unlike = c.normal(5, 2, PAGE, 24), c.normal(5, PAGE, 2, 24).transpose(1, 2)
+    unlike = c.normal(5, 2, PAGE, 24), c.normal(5, PAGE, 3, 24).transpose(1, 2)[:, 1:]
     for name, caches in (("alike", both.chunk(2, 2)), ("unlike", unlike)):
-        found, expected = (KvCache(*(t.clone(memory_format=torch.preserve_format) for t in caches)) for _ in range(2))
+        found, expected = (KvCache(*map(copied, caches)) for _ in range(2))
         c.ours.write_kv(k, v, found, slots)
         c.reference.write_kv(k, v, expected, slots)
         c.same(f"keys in a cache {name}", found.keys, expected.keys)

@@ -49,7 +49,7 @@ def interpreted() -> dict[str, float]:
 
 
 def judged(found: dict[str, float], dtype: torch.dtype) -> None:
-    assert len(found) == 85
+    assert len(found) == 88
     assert sum(name.startswith("control") for name in found) == 7
     limits = {name: TOLERANCE[dtype] if name[-1].isdigit() else 0.0 for name in found}
     assert {name: value for name, value in found.items() if not value <= limits[name]} == {}

@@ -83,7 +83,7 @@ OPTIONS = [{"num_warps": 4}, {"num_warps": 8}, {"num_warps": 4, "enable_fp_fusio
 
 
 def two_calls(name: str, chance: Random) -> list[tuple[list[Any], dict[str, Any]]]:
-    """Two calls with another value of the same sort, or now and then other constants or options, or another order."""
+    """Two calls with another value of the same sort; now and then other constants or options, or another order."""
     parameters = kernels()[name].function.params
     sorts = [chance.choice([POINTERS, DESCRIBED, INTS, ABSENT, OTHERS]) for p in parameters if not p.is_constexpr]
     constants = {p.name: chance.choice(CONSTANTS) for p in parameters if p.is_constexpr}
@@ -97,6 +97,9 @@ def two_calls(name: str, chance: Random) -> list[tuple[list[Any], dict[str, Any]
             constants = {**constants, chance.choice(sorted(constants)): chance.choice(CONSTANTS)}
         case 2:
             constants = dict(reversed(constants.items()))
+        case 3:
+            arguments, other = list(first[0]), chance.randrange(len(sorts))
+            arguments[index], arguments[other] = arguments[other], arguments[index]
     return [first, (arguments, constants | options)]
 
 
