@@ -43,7 +43,8 @@ class Optimization:
                 _optimizer_config(config), [self.model], use_gloo_process_groups=False
             )
         self.scheduler = _scheduler(self.optimizer, config)
-        self._named = list(model.named_parameters())  # a step asks several times, and each walk is of all modules
+        # All but those that the structure froze, once: a step asks several times, and each walk is of all modules.
+        self._trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._initialise_moments()
 
     def zero_gradients(self) -> None:
@@ -66,7 +67,7 @@ class Optimization:
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """fp32 gradient of each trained parameter, by its Megatron name, in the model's order; a collective."""
-        for name, parameter in self._trained():
+        for name, parameter in self._trained:
             yield name, whole(parameter, cast("Any", parameter).main_grad)
 
     def step(self) -> tuple[float, float]:
@@ -86,7 +87,7 @@ class Optimization:
         Raises:
             BackendError: a trained weight is not finite on some rank; names the first.
         """
-        held = [(name, parameter.detach()) for name, parameter in self._trained() if parameter.numel()]
+        held = [(name, parameter.detach()) for name, parameter in self._trained if parameter.numel()]
         largest: tuple[Tensor, ...] = cast("Any", torch)._foreach_norm([tensor for _, tensor in held], math.inf)
         ruined = (~torch.stack([one.float() for one in largest]).isfinite()).float()
         if dist.get_world_size() > 1:
@@ -105,7 +106,7 @@ class Optimization:
 
         A collective: each data parallel rank holds a range of each parameter's.
         """
-        for name, parameter in self._trained():
+        for name, parameter in self._trained:
             held, own = self._held(parameter)
             for key, label in (("param", "master"), *((moment, moment) for moment in MOMENTS)):
                 yield f"{name}.{label}", whole(parameter, _joined(parameter, held.get(key), own))
@@ -126,10 +127,6 @@ class Optimization:
         self.scheduler.num_steps = 0  # Megatron adds the loaded count to its own
         self.scheduler.load_state_dict(dict(scheduler))
 
-    def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """All parameters but those that the structure froze."""
-        return ((n, p) for n, p in self._named if p.requires_grad)
-
     def _held(self, parameter: torch.nn.Parameter) -> tuple[Mapping[str, Tensor], slice]:
         """This rank's part of a parameter's state, nothing where it has none, and which elements that is."""
         for inner in self._inners:
@@ -141,7 +138,7 @@ class Optimization:
     def _add_qk_norms(self) -> None:
         """Each tensor parallel rank has seen its own heads only, and these weights are of all heads."""
         if parallel_state.get_tensor_model_parallel_world_size() > 1:
-            for name, parameter in self._trained():
+            for name, parameter in self._trained:
                 if name.endswith(QK_NORMS):
                     gradient = cast("Any", parameter).main_grad
                     add_over_ranks(gradient, parallel_state.get_tensor_model_parallel_group())
