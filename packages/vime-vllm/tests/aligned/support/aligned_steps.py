@@ -145,6 +145,8 @@ def sampling(operations: Operations, name: str, found: dict[str, float]) -> None
     )
     for gone in range(3, 12):
         engine.requests.remove_request(str(gone))
+    engine.add(11, 5)  # in the place of one that was looked at
+    engine.sampler.apply_staged_writes()
     copied = engine.sampler.sampling_states.temperature.gpu.data_ptr()
     kept.append(sampled(engine, [2, 0, 1], operations, f"{name}, whole again", found))
     found[f"{name}: copied anew"] = float(engine.sampler.sampling_states.temperature.gpu.data_ptr() != copied)
