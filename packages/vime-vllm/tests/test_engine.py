@@ -408,6 +408,7 @@ def test_a_setting_that_the_engine_did_not_take_is_caught(rollout: VllmRollout, 
 def test_a_stale_prefix_cache_would_change_samples_and_is_caught(
     restored: VllmRollout, weights: Weights, make_requests: MakeRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(restored, "_drops_prefix_cache", False)  # else every call would, and no update had to
     requests = make_requests(2, prompt_tokens=tuple(range(3, 103)), temperature=0.0)
     new = changed(weights)
     restored.update_weights(iter(new.items()), 1)
@@ -453,6 +454,18 @@ def test_a_wrong_weight_version_is_caught(rollout: VllmRollout, make_requests: M
         rollout.generate(make_requests(1))
     rollout.call("vime_vllm.testing:mislabel", 0)
     rollout.generate(make_requests(1))
+
+
+def test_an_update_whose_version_the_engine_did_not_take_is_caught(restored: VllmRollout, weights: Weights) -> None:
+    restored.call("vime_vllm.testing:keep_version")
+    try:
+        with pytest.raises(ContractViolation, match="holds weight version 0, but the last update sent version 1"):
+            restored.update_weights(iter(changed(weights).items()), 1)
+        with pytest.raises(BackendError, match="no known weights"):
+            restored.weight_digests()
+    finally:
+        restored.call("vime_vllm.testing:take_version")
+        restored._version = 0
 
 
 def test_a_version_that_the_engine_core_stamped_otherwise_is_caught(

@@ -106,6 +106,23 @@ def mislabel(worker: Any, version: int) -> None:
     worker.weight_transfer_engine.version = version
 
 
+def keep_version(worker: Any) -> None:
+    """From now on an update leaves the weight version as it was, until `take_version`."""
+    engine = worker.weight_transfer_engine
+    finish, held = engine.finish_weight_update, engine.version
+
+    def finish_weight_update() -> None:
+        finish()
+        engine.version = held
+
+    engine.finish_weight_update = finish_weight_update
+
+
+def take_version(worker: Any) -> None:
+    """Undo `keep_version`."""
+    del worker.weight_transfer_engine.finish_weight_update
+
+
 def record_schedule(worker: Any) -> None:
     """Note from now on, for every engine step, how many tokens of each request it computes, and who was preempted."""
     worker.vime_schedule, worker.vime_preempted = [], []
