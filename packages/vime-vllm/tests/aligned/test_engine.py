@@ -6,6 +6,8 @@ Faults are planted in the live engine; every one of them must show.
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -424,7 +426,7 @@ def test_zz_a_module_that_the_contract_does_not_know_is_refused_by_name(live: Li
 
 
 def test_zzz_nothing_is_scored_with_weights_of_another_version_or_of_half_an_update(live: Live) -> None:
-    """Last: the rollout takes no update after this one."""
+    """Almost the last: the rollout takes no update after this one."""
     tokens = live.requests[1].prompt_tokens
     live.rollout.call("vime_vllm.testing:mislabel", 9)
     with pytest.raises(ContractViolation, match="holds weight version 9"):
@@ -433,3 +435,17 @@ def test_zzz_nothing_is_scored_with_weights_of_another_version_or_of_half_an_upd
         live.rollout.update_weights(iter(list(live.reference.weights.items())[:-1]), 1)
     with pytest.raises(BackendError, match="prompt_log_probs: the engine holds no known weights"):
         live.rollout.prompt_log_probs(tokens)
+
+
+def test_zzzz_an_engine_that_dies_while_it_records_taps_is_named(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Last, of course."""
+    rollout, run = live.rollout, live.rollout._run
+
+    def dying(requests: list[SampleRequest]) -> list[Any]:
+        os.kill(rollout.engine.pids[-1], signal.SIGKILL)
+        return run(requests)
+
+    monkeypatch.setattr(rollout, "_version", 0)
+    monkeypatch.setattr(rollout, "_run", dying)
+    with pytest.raises(BackendError, match="died during generate"):
+        rollout.record_taps(live.requests[1])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from vime_core.backends import RolloutContext, Taps
-from vime_core.errors import DataError, PolicyError
+from vime_core.errors import BackendError, DataError, PolicyError
 from vime_core.types import Completion, Float32Array, SampleRequest
 from vime_vllm import compat
 from vime_vllm.aligned import verdicts
@@ -66,9 +67,13 @@ class AlignedVllmRollout(VllmRollout):
         verdicts.start_taps(self.engine)
         try:
             (completion,) = self.generate([request])
+        except BaseException:
+            with suppress(BackendError):  # an engine that died: why is what its caller is told
+                verdicts.collect_taps(self.engine)
+            raise
         finally:
             self._drops_prefix_cache = drops
-            taps = verdicts.collect_taps(self.engine)
+        taps = verdicts.collect_taps(self.engine)
         return verdicts.complete(taps, len(request.prompt_tokens) + len(completion.tokens) - 1)
 
     def prompt_log_probs(self, tokens: Sequence[int]) -> Float32Array:
