@@ -55,6 +55,14 @@ def test_an_engine_that_is_wrong_late_in_company() -> None:
     assert verdict.first.startswith("in company, prompt 3, sample 0")
 
 
+def test_an_engine_of_one_request_at_a_time_knows_no_company() -> None:
+    verdict = run(make_sides(settings={"max_num_seqs": 1}))
+    assert verdict.exit_code == 0, verdict.sentence
+    assert "in company never happens here: max_num_seqs = 1" in verdict.sentence
+    assert "alone again, in another order" in verdict.sentence
+    assert "never happens" not in run(make_sides(settings={"max_num_seqs": 2})).sentence
+
+
 def test_a_long_prompt_is_not_cut_into_hundreds_of_chunks() -> None:
     made = [SampleRequest(0, 0, (0,) * length, 0, 1) for length in (1, 17, 73, 5000)]
     cut = {tokens: [len(r.prompt_tokens) for r in chosen] for tokens, chosen in chunkings(made)}

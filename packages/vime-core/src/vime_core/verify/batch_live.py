@@ -77,6 +77,8 @@ class _Experiment:
             self._try("alone again", [subject])
         everything = [*self._subjects, *self._others]
         self._try("in company", everything)
+        if _setting(self._reports, "max_num_seqs") == 1:
+            self._never["in company"] = "max_num_seqs = 1, so no engine step has two requests"
         self._try("in another order", everything[::-1])
         breaking = self._breaking(everything)
         self._cached(everything)
