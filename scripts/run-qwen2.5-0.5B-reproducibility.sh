@@ -13,13 +13,13 @@ settings=(
 )
 backend=()
 if [ "${BACKEND:-}" = FLASHINFER ]; then
-  echo "BACKEND=FLASHINFER: asking \`vime verify batch\` first whether it gives the same bits whatever the batch." >&2
-  vime verify batch "$config" "${settings[@]}" --set rollout.vllm.attention_backend=FLASHINFER "$@" >&2
-  backend=(--vllm-attention-backend FLASHINFER)
+  echo "BACKEND=FLASHINFER is refused: its decode kernel has other bits than its prefill (docs/gpu.md, FlashInfer)," >&2
+  echo "so a response's log-probs would depend on the batch. Leave BACKEND out; \`vime verify batch\` judges others." >&2
+  exit 2
 elif [ -n "${BACKEND:-}" ]; then
   backend=(--vllm-attention-backend "$BACKEND")
 else
-  echo "Attention backend: vLLM's own choice for this machine; the recipe's FLASHINFER needs BACKEND=FLASHINFER." >&2
+  echo "Attention backend: vLLM's own choice for this machine; the recipe's FLASHINFER depends on the batch." >&2
 fi
 exec vime run "$config" "${settings[@]}" ${OUTPUT:+--output "$OUTPUT"} \
   --deterministic-mode --vllm-enable-deterministic-inference "${backend[@]}" "$@"

@@ -90,11 +90,10 @@ def test_every_command_of_the_page_runs(place: Path) -> None:
     assert (place / "back" / "model.safetensors").is_file()
 
 
-def test_flashinfer_is_asked_first_and_no_run_begins_where_it_does_not_hold(place: Path) -> None:
+def test_flashinfer_is_refused_with_its_reason_before_anything_starts(place: Path) -> None:
     done = shell("OUTPUT=runs/flashinfer BACKEND=FLASHINFER scripts/run-qwen2.5-0.5B-reproducibility.sh", place)
-    assert done.returncode != 0, done.stdout + done.stderr
-    assert "asking `vime verify batch` first" in done.stderr
-    assert "FLASHINFER" in done.stderr.partition("whatever the batch.")[2]
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "FLASHINFER is refused: its decode kernel has other bits than its prefill" in done.stderr
     assert not (place / "runs" / "flashinfer").exists()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from command import vime
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
+ROOT = Path(__file__).resolve().parent.parent
 
 SETTINGS = """
 [algorithm]
@@ -53,6 +55,15 @@ def steps(record: Path) -> list[dict]:
 
 def metrics(record: Path) -> list[dict]:
     return [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_metric_is_explained(record: Path) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall("`([^`]+)`", row)}
+    shown = {name for step in metrics(record) for name in step} - {"step"}
+    assert len(shown) > 25
+    assert shown - named == set()
 
 
 def test_each_rollout_step_holds_its_optimizer_steps(record: Path) -> None:

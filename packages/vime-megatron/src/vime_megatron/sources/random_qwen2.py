@@ -32,7 +32,7 @@ class RandomQwen2Options(Options):
 
     seed: NonNegativeInt = Field(0, lt=2**64)
     layers: PositiveInt = 3
-    hidden: PositiveInt = Field(256, description="Width of the residual stream; a multiple of heads.")
+    hidden: PositiveInt = Field(256, description="Width of the residual stream; an even multiple of heads.")
     intermediate: PositiveInt = 512
     heads: PositiveInt = 4
     key_value_heads: PositiveInt = Field(2, description="Divides heads.")
