@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from blake3 import blake3
 
 from vime_core.errors import PluginError, PluginFailed
 from vime_core.plugins import AlignedSide, ModelStructure, Registration, Reward, TrainerBackend, hookimpl
@@ -212,6 +213,77 @@ def test_a_modules_version_is_its_source(tmp_path: Path, monkeypatch: pytest.Mon
     before = loaded_version("edited_package", tmp_path)
     (package / "helper.py").write_text("ONE = 1\n")
     assert loaded_version("edited_package", tmp_path) != before
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package of an installed distribution, in a namespace that others could share."""
+    package = tmp_path / "shared_space" / "packed"
+    (package / "kernels").mkdir(parents=True)
+    for name in ("__init__.py", "reward.py", "kernels/add.cpp"):
+        (package / name).write_text("")
+    (package / "plugin.py").write_text(LOCAL.replace("local", "packed"))
+    info = tmp_path / "packed_dist-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: packed-dist\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[vime]\npacked = shared_space.packed.plugin\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shared_space"]:
+        del sys.modules[name]
+
+
+def _sources(name: str) -> str:
+    found = PluginManager.discover()
+    found.require()
+    return next(info.sources for info in found.plugins() if info.name == name)
+
+
+@pytest.mark.parametrize("file", ["reward.py", "kernels/add.cpp", "words.txt", "kernels/deep/er.py"])
+def test_a_distributions_sources_are_every_file_of_its_package(package: Path, file: str) -> None:
+    first = _sources("packed")
+    assert re.fullmatch(r"[0-9a-f]{64}", first)
+    assert _sources("packed") == first
+    (package / file).parent.mkdir(exist_ok=True)
+    (package / file).write_text("ONE = 1\n")
+    assert _sources("packed") != first
+
+
+def test_a_moved_file_is_another_source(package: Path) -> None:
+    first = _sources("packed")
+    (package / "kernels" / "add.cpp").rename(package / "add.cpp")
+    assert _sources("packed") != first
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["packed/__pycache__/reward.cpython-311.pyc", "packed/.hidden/reward.py", "packed/.reward.py.swp", "other.py"],
+)
+def test_caches_hidden_files_and_other_packages_are_no_sources(package: Path, file: str) -> None:
+    first = _sources("packed")
+    place = package.parent / file
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("ONE = 1\n")
+    assert _sources("packed") == first
+
+
+def test_the_digest_of_sources_is_what_the_record_format_says(package: Path) -> None:
+    total = blake3()
+    for name in ["__init__.py", "kernels/add.cpp", "plugin.py", "reward.py"]:
+        total.update(name.encode() + b"\0" + blake3((package / name).read_bytes()).digest())
+    assert _sources("packed") == total.hexdigest()
+
+
+def test_our_own_packages_and_single_files_have_sources(fake_distribution, tmp_path: Path) -> None:
+    fake_distribution("single-dist", "single", LOCAL.replace("local", "single"))
+    infos = {info.name: info for info in PluginManager.discover().plugins()}
+    assert {"core", "megatron", "vllm", "glm5"} <= infos.keys()
+    assert all(re.fullmatch(r"[0-9a-f]{64}", info.sources) for info in infos.values())
+    first = infos["single"].sources
+    (tmp_path / "neighbour.py").touch()
+    assert _sources("single") == first
+    (tmp_path / "single_dist.py").write_text(LOCAL.replace("local", "single") + "ONE = 1\n")
+    assert _sources("single") != first
 
 
 def test_disable_and_allow_hold_for_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_r
 
 from vime_core.errors import RecordError
 from vime_core.record.reader import RunRecord
-from vime_core.record.schema import ProcessEntry
+from vime_core.record.schema import PluginEntry, ProcessEntry
 from vime_core.record.taps import Side, TapRows, read_taps, taps_name, taps_to_parquet
 from vime_core.verify.diff import NothingCompared, context_differences, diff_records, unfinished
 from vime_core.verify.difference import Difference, Place
@@ -337,6 +337,26 @@ def test_environment_and_versions_are_context(tmp_path: Path) -> None:
     assert "these differ too, though they are no inputs: trainer 0: environment.OMP" in difference.sentence
     assert difference.inputs_equal is True
     assert diff_records(a, write_run(tmp_path / "c", BASE, processes=(other,))) is None
+
+
+def test_edited_sources_of_a_plugin_are_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from vime_cli.commands.diff import diff
+
+    plugins = [(PluginEntry(name="mine", distribution="vime-mine", version="0.1", sources=s * 64),) for s in ("a", "b")]
+    a, same = (write_run(tmp_path / name, BASE, plugins=plugins[0]) for name in ("a", "same"))
+    edited = write_run(tmp_path / "edited", BASE, plugins=plugins[1])
+    other = write_run(tmp_path / "other", CASES["reward"][0], plugins=plugins[1])
+    named = f"plugin mine, sources: '{'a' * 16}' against '{'b' * 16}'"
+    difference = diff_records(a, other)
+    assert difference is not None
+    assert (difference.context, difference.inputs_equal) == ((named,), True)
+    assert diff(a.directory, edited.directory) == 0
+    assert f"These differ, though they are no inputs: {named}." in capsys.readouterr().out
+    assert diff(a.directory, edited.directory, as_json=True) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["equal"], document["context"]) == (True, [named])
+    assert diff(a.directory, same.directory) == 0
+    assert "differ" not in capsys.readouterr().out
 
 
 def test_records_without_steps_compare_nothing(tmp_path: Path) -> None:

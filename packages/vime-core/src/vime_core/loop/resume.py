@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from vime_core.record.lock import DirectoryLock
 from vime_core.record.reader import RunRecord
 from vime_core.record.schema import Manifest, PluginEntry
 from vime_core.record.settings import CHANGEABLE, changed_settings
+
+log = logging.getLogger("vime")
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,10 @@ def open_resumption(
 
 
 def require_same_software(manifest: Manifest, policy: DeterminismPolicy, plugins: PluginManager) -> None:
-    """A run that promises the same bits goes on with the versions that it began with.
+    """A run that promises the same bits goes on with the versions and the sources that it began with.
 
     Raises:
-        ConfigError: vime or a plugin has another version, or is another.
+        ConfigError: vime or a plugin has another version or other sources, or is another.
     """
     if not policy.repeats:
         return
@@ -103,11 +106,32 @@ def require_same_software(manifest: Manifest, policy: DeterminismPolicy, plugins
                 remedy="Resume with the software that the run began with.",
                 code="VIME-CONFIG-017",
             )
+    _require_same_sources(manifest, plugin_entries(plugins))
+
+
+def _require_same_sources(manifest: Manifest, present: Sequence[PluginEntry]) -> None:
+    times = [manifest.plugins, *(entry.plugins for entry in manifest.resumed)]
+    recorded = {plugin.name: plugin.sources for plugins in reversed(times) for plugin in plugins if plugin.sources}
+    for plugin in present:
+        origin = f"{plugin.distribution} {plugin.version} (plugin {plugin.name!r})"
+        began = recorded.get(plugin.name, "")
+        if began and began != plugin.sources:
+            raise ConfigError(
+                f"the run was recorded with sources {began[:16]} of {origin}, and this is"
+                f" {plugin.sources[:16] or 'without files'}: a file of its package was edited, added or removed",
+                remedy="Put the package's files back as they were when the run began, or start a new run.",
+                code="VIME-CONFIG-017",
+            )
+        if plugin.sources and not began:
+            log.warning("the record does not hold the sources of %s: whether they are the same is unknown", origin)
 
 
 def plugin_entries(plugins: PluginManager) -> tuple[PluginEntry, ...]:
     """The plugins of this process as a record names them."""
-    return tuple(PluginEntry(name=i.name, distribution=i.distribution, version=i.version) for i in plugins.plugins())
+    return tuple(
+        PluginEntry(name=info.name, distribution=info.distribution, version=info.version, sources=info.sources)
+        for info in plugins.plugins()
+    )
 
 
 def require_same_start(manifest: Manifest, initial_weights: Mapping[str, str], contract: str) -> None:

@@ -19,7 +19,7 @@ import pluggy
 from vime_core.errors import PluginError, PluginFailed, VimeError
 from vime_core.plugins.foreign import describe_foreign
 from vime_core.plugins.markers import PROJECT
-from vime_core.plugins.source import source_version
+from vime_core.plugins.source import package_sources, source_version
 from vime_core.plugins.specs import LifecycleSpecs, RegistrationSpecs
 from vime_core.plugins.types import Registration
 
@@ -35,13 +35,15 @@ REGISTRATION_HOOKS = tuple(name for name in vars(RegistrationSpecs) if name.star
 class PluginInfo:
     """A plugin as it was found: ``error`` is why it could not be used, empty when it could.
 
-    The ``version`` of a module of ``plugins.modules`` is a digest of its source.
+    The ``version`` of a module of ``plugins.modules`` is a digest of its source; ``sources`` is that of the package
+    of a distribution's entry point, whose version says little while it is edited (`vime_core.plugins.source`).
     """
 
     name: str
     distribution: str
     version: str
     error: str = ""
+    sources: str = ""
 
     @property
     def origin(self) -> str:
@@ -262,9 +264,9 @@ class PluginManager:
         if (other := self._infos.get(point.name)) is not None:
             self._found.conflicts.append(_conflict("plugin", point.name, other, info))
             return
-        self._register(info, point.load)
+        self._register(info, point.load, point.module)
 
-    def _register(self, info: PluginInfo, load: Any) -> None:
+    def _register(self, info: PluginInfo, load: Any, module: str = "") -> None:
         try:
             plugin = load()
             _require_marked(plugin)
@@ -272,6 +274,8 @@ class PluginManager:
             self._pluggy.check_pending()
             if not info.distribution and not info.version:
                 info = replace(info, version=source_version(plugin))
+            if module:
+                info = replace(info, sources=package_sources(module))
             self._collect(info, plugin)
         except (Exception, SystemExit) as error:  # a plugin must not end vime, least of all with exit code 0
             if self._pluggy.has_plugin(info.name):

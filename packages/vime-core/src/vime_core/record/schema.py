@@ -25,6 +25,8 @@ class PluginEntry(Entry):
     name: str
     distribution: str
     version: str
+    sources: str = ""
+    """blake3 of the package of the distribution's entry point; empty in older records and for ``plugins.modules``."""
 
 
 class ProcessEntry(Entry):

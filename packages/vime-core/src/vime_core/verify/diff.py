@@ -124,6 +124,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
     manifest = record.manifest
     flat: dict[str, Any] = {"vime": manifest.vime_version, **_flat(manifest.platform, "platform.")}
     flat |= {f"plugin {entry.name}": f"{entry.distribution} {entry.version}".strip() for entry in manifest.plugins}
+    flat |= {f"plugin {entry.name}, sources": entry.sources[:16] for entry in manifest.plugins if entry.sources}
     for process in manifest.processes:
         values = process.model_dump(exclude={"role", "rank", "pid"})
         values["environment"] = {k: v for k, v in process.environment.items() if k not in PER_RUN}

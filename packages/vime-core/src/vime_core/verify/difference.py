@@ -182,7 +182,7 @@ class Difference:
         if not self.config:
             return ""
         rest = "every recorded result is equal nevertheless" if self.found is None else "the first unequal result: "
-        return f"The configurations differ ({_some(self.config)}), so these are not two runs of the same thing; {rest}"
+        return f"The configurations differ ({some(self.config)}), so these are not two runs of the same thing; {rest}"
 
     def _found_part(self) -> str:
         if self.found is None:
@@ -199,7 +199,7 @@ class Difference:
         return "everything before it is equal" if self.inputs_equal else "its inputs were not equal"
 
     def _context_part(self) -> str:
-        return f"; these differ too, though they are no inputs: {_some(self.context)}" if self.context else ""
+        return f"; these differ too, though they are no inputs: {some(self.context)}" if self.context else ""
 
 
 def distance(ulps: int | None) -> str:
@@ -211,6 +211,7 @@ def distance(ulps: int | None) -> str:
     return "1 ulp apart" if ulps == 1 else f"{ulps} ulps apart"
 
 
-def _some(items: Sequence[str]) -> str:
+def some(items: Sequence[str]) -> str:
+    """The first few of them in words, and how many more there are."""
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return ", ".join(items[:_SHOWN]) + more
