@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from synthetic import CONFIG, Step, change_sample, change_step, flip_bit, make_run, with_evaluation, write_run
 
 from vime_core.errors import RecordError
+from vime_core.numerics.contract import DENSE_V1
 from vime_core.record.reader import RunRecord
 from vime_core.record.schema import PluginEntry, ProcessEntry
 from vime_core.record.taps import Side, TapRows, read_taps, taps_name, taps_to_parquet
-from vime_core.verify.diff import NothingCompared, context_differences, diff_records, unfinished
+from vime_core.verify.diff import NothingCompared, config_differences, context_differences, diff_records, unfinished
 from vime_core.verify.difference import Difference, Place
 from vime_core.verify.replay import compare_replays, plan_replay
 from vime_core.verify.stages import unequal_tensors
@@ -262,9 +264,14 @@ def test_minibatches_that_are_split_otherwise(tmp_path: Path) -> None:
 
 
 def test_a_missing_step(tmp_path: Path) -> None:
-    table = found(tmp_path, BASE[:2])
-    assert (table["stage"], table["step"]) == ("steps", 2)
-    assert "3 and 2 steps" in table["what"]
+    table = found(tmp_path, BASE[:1])
+    assert (table["stage"], table["step"], table["unequal"], table["compared"]) == ("steps", 1, 2, 3)
+    states = "with status 'complete' and 'complete'"
+    ended = f"tep 1, steps: the records hold 3 and 1 steps, {states}, equal as far as both go (2 of 3 steps have no"
+    assert table["sentence"] == f"S{ended} counterpart)."
+    config = {**CONFIG, "run": {**CONFIG["run"], "seed": 8}}
+    sentence = found(tmp_path / "other config", BASE[:1], config=config)["sentence"]
+    assert sentence == f"The configurations differ (run.seed: 7 against 8); s{ended} counterpart)."
     table = found(tmp_path / "later", BASE[1:])
     assert (table["stage"], table["step"]) == ("steps", 0)
 
@@ -307,6 +314,7 @@ def test_other_configurations_come_first_in_the_sentence(tmp_path: Path) -> None
         "The configurations differ (trainer.lr: 0.001 against 0.002), so these are not two"
     )
     assert "the first unequal result: step 1, weights" in table["sentence"]
+    assert "; the configuration was not equal; likely cause: the configuration itself" in table["sentence"]
     table = found(tmp_path / "equal", BASE, config=OTHER_CONFIG)
     assert table["stage"] == "config"
     assert "every recorded result is equal nevertheless" in table["sentence"]
@@ -322,6 +330,17 @@ def test_names_and_paths_of_a_run_are_no_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["policy", "contract"])
 def test_policy_and_contract_are_inputs(tmp_path: Path, field: str) -> None:
     assert found(tmp_path, BASE, **{field: "another/v1"})["stage"] == "config"
+
+
+def test_a_contract_is_named_by_id_and_digest(tmp_path: Path) -> None:
+    other = DENSE_V1.to_json().replace("copy of the row", "another copy of the row")
+    a = write_run(tmp_path / "a", BASE, contract=DENSE_V1.to_json())
+    name = f"dense/v1 ({DENSE_V1.digest[:12]})"
+    assert config_differences(a, write_run(tmp_path / "b", BASE)) == (f"contract: '{name}' against 'none'",)
+    changed = f"dense/v1 ({hashlib.sha256(other.encode()).hexdigest()[:12]})"
+    assert config_differences(a, write_run(tmp_path / "c", BASE, contract=other)) == (
+        f"contract: '{name}' against '{changed}'",
+    )
 
 
 def test_environment_and_versions_are_context(tmp_path: Path) -> None:

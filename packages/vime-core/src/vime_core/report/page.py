@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from vime_core.errors import RecordError
 from vime_core.record.check import RecordCheck
+from vime_core.record.contract_name import contract_name
 from vime_core.record.files import write_whole
 from vime_core.record.reader import RunRecord
 from vime_core.report.chart import Points, chart
@@ -114,7 +115,7 @@ def _summary(record: RunRecord, check: RecordCheck) -> str:
         "record": (sound, bool(check.holds)),
         "steps": (f"{len(record.steps)}, {check.samples} samples", None),
         "policy": (manifest.policy, None),
-        "contract": ("none" if not manifest.contract else _contract_name(manifest.contract), None),
+        "contract": (contract_name(manifest.contract), None),
         "largest |train - rollout log-prob|": (
             "not recorded" if largest is None else f"{largest:.3g}".replace("nan", "NaN"),
             _no_distance(largest, promised=bool(manifest.contract)),
@@ -152,14 +153,6 @@ def _verdicts(verdicts: Sequence[ShownVerdict]) -> str:
     if not verdicts:
         return "<p>None was given: see vime report --against and --verdicts.</p>"
     return _facts((f"{one.name} ({one.source})", one.sentence, bool(one.holds)) for one in verdicts)
-
-
-def _contract_name(text: str) -> str:
-    try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return "not readable"
-    return str(cast("dict[str, Any]", found).get("id", "named")) if isinstance(found, dict) else "named"
 
 
 def _series(record: RunRecord, metric: str) -> Points:

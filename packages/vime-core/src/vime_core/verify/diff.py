@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, cast
 
 from vime_core.determinism.environment import PER_RUN
 from vime_core.errors import RecordError
+from vime_core.record.contract_name import contract_name
 from vime_core.record.reader import RunRecord
 from vime_core.verify.difference import Difference, Found, Place, Size
 from vime_core.verify.recorded_taps import recorded_taps
@@ -73,7 +74,10 @@ def _error(record: RunRecord) -> str:
 
 def config_differences(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
     """Inputs of the runs with two values: configuration keys (but names and paths of the run), policy, contract."""
-    sides = [{**_flat(m.config), "policy version": m.policy, "contract": m.contract} for m in (a.manifest, b.manifest)]
+    sides = [
+        {**_flat(m.config), "policy version": m.policy, "contract": contract_name(m.contract)}
+        for m in (a.manifest, b.manifest)
+    ]
     return tuple(line for key, line in _differences(*sides) if key not in NO_INPUTS)
 
 
@@ -87,7 +91,7 @@ def _first_unequal(a: RunRecord, b: RunRecord) -> Found | None:
         return found
     for entry_a, entry_b in zip(a.steps, b.steps, strict=False):
         if entry_a.step != entry_b.step:
-            what = f"the records go on with steps {entry_a.step} and {entry_b.step}"
+            what = f"the records go on with steps {entry_a.step} and {entry_b.step}, equal before"
             return Found(Place("steps", min(entry_a.step, entry_b.step)), what, Size(1, 1, "steps"), "ended early")
         if found := first_unequal(StepPair(a, b, entry_a, entry_b)):
             return found

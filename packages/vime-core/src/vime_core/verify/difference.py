@@ -72,7 +72,8 @@ class Size:
     def __str__(self) -> str:
         if self.compared == 1:
             return ""
-        text = f"{self.unequal} of {self.compared} {self.unit} differ"
+        verb = "have no counterpart" if self.unit == "steps" else "differ"
+        text = f"{self.unequal} of {self.compared} {self.unit} {verb}"
         if self.largest_ulps is None:
             return text
         size = "" if self.largest_ulps > _COUNTED else f", at most {distance(self.largest_ulps)}"
@@ -87,6 +88,11 @@ class Found:
     what: str
     size: Size
     cause: Cause
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether nothing differs but that one record has steps without a counterpart."""
+        return self.cause == "ended early"
 
 
 class TapPlace(Protocol):
@@ -181,22 +187,27 @@ class Difference:
     def _config_part(self) -> str:
         if not self.config:
             return ""
+        differ = f"The configurations differ ({some(self.config)})"
+        if self.found is not None and self.found.ended_early:
+            return f"{differ}; "
         rest = "every recorded result is equal nevertheless" if self.found is None else "the first unequal result: "
-        return f"The configurations differ ({some(self.config)}), so these are not two runs of the same thing; {rest}"
+        return f"{differ}, so these are not two runs of the same thing; {rest}"
 
     def _found_part(self) -> str:
         if self.found is None:
             return ""
-        cause = likely_cause("config" if self.config else self.found.cause)
         size = f" ({self.found.size})" if str(self.found.size) else ""
         taps = f"; {self.taps}" if self.taps else ""
-        text = f"{self.found.place}: {self.found.what}{size}; {self._inputs()}{taps}; likely cause: {cause}"
+        text = f"{self.found.place}: {self.found.what}{size}"
+        if not self.found.ended_early:
+            cause = likely_cause("config" if self.config else self.found.cause)
+            text += f"; {self._inputs()}{taps}; likely cause: {cause}"
         return text if self.config else text[0].upper() + text[1:]
 
     def _inputs(self) -> str:
         if self.inputs_equal is None:
             return "everything recorded before it is equal, but the initial weights were not recorded on both sides"
-        return "everything before it is equal" if self.inputs_equal else "its inputs were not equal"
+        return "everything before it is equal" if self.inputs_equal else "the configuration was not equal"
 
     def _context_part(self) -> str:
         return f"; these differ too, though they are no inputs: {some(self.context)}" if self.context else ""
