@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ from command import ROOT, vime
 
 from vime_core.config.load import load_config
 from vime_core.config.validate import resolved_table, validate
-from vime_core.errors import VimeError
+from vime_core.errors import DataError, PluginError, VimeError
+from vime_core.loop.preparation import Preparation
+from vime_core.loop.sides import load_policy
+from vime_core.loop.streams import evaluation_streams, training_stream
 from vime_core.record.reader import RunRecord
 from vime_core.rl.seeds import sample_seed
 
@@ -116,3 +121,32 @@ def test_a_set_whose_prompts_do_not_fit_is_named(overlay: Path, tmp_path: Path) 
     ran = vime("run", "configs/smoke.toml", overlay, *(part for one in settings for part in ("--set", one)))
     assert ran.code == 2
     assert "evaluation.sets.file.max_tokens" in ran.text
+
+
+NOWHERE = "/nowhere/rows.jsonl"
+NO_TOKENIZER: Any = None
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("evaluation={source='jsonl', jsonl={path='FILE'}}", "evaluation.jsonl.path"),
+        ("evaluation.sets.sums={source='jsonl', jsonl={path='FILE'}}", "evaluation.sets.sums.jsonl.path"),
+        ("data={source='jsonl', jsonl={path='FILE'}}", "data.jsonl.path"),
+        ("data={source='mixture', mixture={sources=[{path='FILE'}]}}", "data.mixture.sources.0.path"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_by_its_key(setting: str, key: str, overlay: Path) -> None:
+    config, plugins = loaded(overlay, setting.replace("FILE", NOWHERE))
+    streams = training_stream if key.startswith("data") else evaluation_streams
+    with pytest.raises(DataError, match=re.escape(f"{key}: cannot read dataset '{NOWHERE}'")):
+        streams(config, plugins, NO_TOKENIZER)
+
+
+def test_an_absent_sink_is_named_with_its_key(overlay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delitem(sys.modules, "vime_core.sinks.wandb", raising=False)
+    config, plugins = loaded(overlay, "run.sinks=['wandb']")
+    with pytest.raises(PluginError, match=r"run\.sinks: plugin 'wandb' needs 'wandb'") as caught:
+        _ = Preparation(config, load_policy(config, plugins), plugins).sinks
+    assert "pip install 'vime-core[wandb]'" in caught.value.remedy

@@ -93,7 +93,8 @@ def test_an_interrupted_run_says_what_it_kept(
     last = said.strip().splitlines()[-1]
     steps = manifest(record)["steps"]
     assert steps >= 1
-    assert last == f"interrupted by {number.name}: {steps} steps are kept in {str(record)!r}, with status 'interrupted'"
+    kept = f"{steps} steps are kept in {str(record)!r}, with status 'interrupted'"
+    assert last == f"interrupted by {number.name}: {kept}; go on with: vime run --resume {record}"
     assert manifest(record)["status"] == "interrupted"
     _wait_for_no_process_of(run.pid)
     assert list(temporary.iterdir()) == []

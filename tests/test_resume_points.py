@@ -202,7 +202,12 @@ def test_a_damaged_record_is_not_continued(stopped: Path) -> None:
 
 @pytest.mark.parametrize(
     ("override", "says"),
-    [("trainer.lr=1", "--set trainer.lr would change the run"), ("run.seed=1", "--set run.seed would change")],
+    [
+        ("trainer.lr=1", "--set trainer.lr would change the run"),
+        ("run.seed=1", "--set run.seed would change"),
+        ("run.setps=8", "(?s)unknown key run.setps.*Did you mean run.steps"),
+        ("run.num_rollout=8", "run.num_rollout is called run.steps here"),
+    ],
 )
 def test_what_decides_a_step_cannot_change(stopped: Path, override: str, says: str) -> None:
     with pytest.raises(VimeError, match=says):

@@ -85,7 +85,7 @@ def test_an_unusable_directory_is_named(
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere' does not exist"):
+    with pytest.raises(ConfigError, match=r"model\.directory\.path = '.*nowhere' does not exist"):
         open_directory(DirectoryOptions(path=tmp_path / "nowhere"), tmp_path)
 
 
@@ -206,7 +206,7 @@ def test_losing_a_race_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"path": "nowhere.gguf"}, "'nowhere.gguf' does not exist"),
+        ({"path": "nowhere.gguf"}, "^VIME-CONFIG-046: model.gguf.path = 'nowhere.gguf' does not exist"),
         ({"package": "no-such-package"}, "'no-such-package' is not installed"),
         ({"package": "pytest"}, "holds 0 GGUF files"),
     ],

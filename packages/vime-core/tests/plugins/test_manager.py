@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ import pytest
 from blake3 import blake3
 
 from vime_core.errors import PluginError, PluginFailed
-from vime_core.plugins import AlignedSide, ModelStructure, Registration, Reward, TrainerBackend, hookimpl
+from vime_core.plugins import AlignedSide, MetricSink, ModelStructure, Registration, Reward, TrainerBackend, hookimpl
 from vime_core.plugins.manager import PluginInfo, PluginManager, PluginSelection
+from vime_core.plugins.types import EXTRAS
 
 
 def _rewards(*names: str) -> SimpleNamespace:
@@ -154,11 +156,27 @@ def test_a_selection_of_what_is_not_installed_is_an_error(selection: PluginSelec
         PluginManager.discover(selection).require()
 
 
+def test_an_absent_module_of_an_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delitem(sys.modules, "vime_core.sinks.wandb", raising=False)
+    with pytest.raises(PluginError, match="plugin 'wandb' needs 'wandb'") as caught:
+        MetricSink("wandb", "W.", "vime_core.sinks.wandb:open_sink").load()
+    assert caught.value.remedy == "Install it with: pip install 'vime-core[wandb]', or choose another plugin."
+
+
+def test_extras_bring_what_is_said() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for module, extra in EXTRAS.items():
+        brought = [line.partition(">")[0] for line in project["optional-dependencies"][extra]]
+        assert module.replace("_", "-") in brought, module
+
+
 def test_an_absent_module_behind_a_target_is_one_clear_error() -> None:
     entry = Reward("r", "R.", "absent_module_xyz:thing")
     with pytest.raises(PluginError, match="plugin 'r' needs 'absent_module_xyz'") as caught:
         entry.load()
     assert caught.value.code == "VIME-PLUGIN-003"
+    assert caught.value.remedy.startswith("Install the package that provides 'absent_module_xyz'")
     with pytest.raises(PluginError, match="has no 'thing'"):
         Reward("r", "R.", "json:thing").load()
 

@@ -270,7 +270,16 @@ def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
         interrupted()
     found = RunRecord.open(tmp_path / "run").manifest
     assert (found.status, found.steps, found.error) == ("interrupted", 1, "Interrupted: interrupted by SIGTERM")
-    assert caught.value.__notes__ == [f"1 steps are kept in {str(tmp_path / 'run')!r}, with status 'interrupted'"]
+    command = f"vime run --resume {tmp_path / 'run'}"
+    kept = f"1 steps are kept in {str(tmp_path / 'run')!r}, with status 'interrupted'"
+    assert caught.value.__notes__ == [f"{kept}; go on with: {command}"]
+    with pytest.raises(RecordError, match="exists already") as existing:
+        refuse_existing(tmp_path / "run")
+    assert existing.value.remedy.endswith(f"Or go on with it: {command}.")
+    (tmp_path / "run" / "manifest.json").write_bytes(b"{")
+    with pytest.raises(RecordError, match="exists already") as existing:
+        refuse_existing(tmp_path / "run")
+    assert "--resume" not in existing.value.remedy
 
 
 def test_an_interruption_before_there_is_a_record_leaves_its_place_free(tmp_path: Path) -> None:

@@ -180,6 +180,13 @@ def test_any_values_make_a_chart_within_its_frame(values: list[float]) -> None:
     assert (f"{broken} values are not finite" in seen.text) is (broken > 0)
 
 
+def test_a_place_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"cannot write .*nowhere/run.html.*No such file") as caught:
+        write_report(record(tmp_path), tmp_path / "nowhere" / "run.html")
+    assert "--output" in caught.value.remedy
+    assert "run.output" not in caught.value.remedy
+
+
 def test_a_file_that_exists_and_a_record_without_steps_are_refused(tmp_path: Path) -> None:
     written = write_report(record(tmp_path), tmp_path / "run.html")
     assert written.read_text().startswith("<!DOCTYPE html>")

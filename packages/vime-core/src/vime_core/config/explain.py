@@ -105,7 +105,8 @@ def _explain(
         return unknown_key(path, str(first["loc"][-1]), [*known, *in_section])
     rest = len(error.errors()) - 1
     more = f" ({rest} more of the kind)" if rest else ""
-    return ConfigError(_message(first, path) + more, remedy=_remedy(first, path), code="VIME-CONFIG-007")
+    remedy = _remedy(first, path, _whole_list(first, model, prefix))
+    return ConfigError(_message(first, path) + more, remedy=remedy, code="VIME-CONFIG-007")
 
 
 def _message(detail: ErrorDetails, path: str) -> str:
@@ -118,7 +119,24 @@ def _message(detail: ErrorDetails, path: str) -> str:
     return f"{path} = {detail['input']!r}: {said[0].lower()}{said[1:]}"
 
 
-def _remedy(detail: ErrorDetails, path: str) -> str:
+def _whole_list(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
+    """Of an item of a list: KEY=LIST, as --set takes it; empty elsewhere."""
+    location = detail["loc"]
+    number = next((place for place, part in enumerate(location) if isinstance(part, int)), 0)
+    if not number:
+        return ""
+    holder: Any = model
+    for part in location[: number - 1]:
+        holder = _annotation_at(holder, part)
+    key = ".".join([*([prefix] if prefix else []), *map(str, location[:number])])
+    field = getattr(holder, "model_fields", {}).get(location[number - 1])
+    default: object = getattr(field, "default", None)
+    return f"{key}={json.dumps(default) if isinstance(default, tuple) and default else '[...]'}"
+
+
+def _remedy(detail: ErrorDetails, path: str, whole_list: str) -> str:
+    if whole_list:
+        return f"Correct {path} in the file, or give the whole list, as in --set '{whole_list}'."
     if detail["type"] == "value_error":
         return "Change one of the named keys." if isinstance(detail["input"], dict) else f"Correct {path}."
     if detail["type"] == "missing" and "." not in path:

@@ -6,11 +6,12 @@ A section that selects a plugin (``trainer.backend = "megatron"``) has a table w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
 from vime_core.config.paths import LatePath, UserPath
 
@@ -20,6 +21,12 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(gt=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+def _tapped_sample(value: str) -> str:
+    if not re.fullmatch(r"[0-9]+:[0-9]+:[0-9]+", value):
+        raise ValueError(f"{value!r} is not of the form STEP:PROMPT:SAMPLE, such as '0:3:1'")
+    return value
 
 
 class Section(BaseModel):
@@ -47,7 +54,7 @@ class RunSection(PluginSection):
     launcher: str = Field(default="inline", description="Launcher plugin: where ranks and engines run.")
     sinks: tuple[str, ...] = Field(default=("console", "jsonl", "tensorboard"), description="Metric sink plugins.")
     checkpoint_every: NonNegativeInt = Field(default=0, description="Steps between checkpoints; 0: none.")
-    taps: tuple[Annotated[str, Field(pattern=r"^\d+:\d+:\d+$")], ...] = Field(
+    taps: tuple[Annotated[str, AfterValidator(_tapped_sample)], ...] = Field(
         default=(), description="Samples whose taps are recorded, as STEP:PROMPT:SAMPLE; needs a contract."
     )
     cache: LatePath = Field(default=Path("~/.cache/vime"), description="Where model sources keep what they made.")

@@ -10,6 +10,7 @@ from vime_core.alignment import Alignment, choose_alignment
 from vime_core.config.schema import RunConfig
 from vime_core.data.template import Tokenizer, load_tokenizer
 from vime_core.determinism.policy import DeterminismPolicy
+from vime_core.errors import PluginError
 from vime_core.launch import Launcher
 from vime_core.loop.algorithm import Algorithm, load_algorithm
 from vime_core.loop.model import ModelFacts, model_directory, model_facts, model_type
@@ -54,7 +55,7 @@ class Preparation:
         """The registrations of ``run.sinks``, importable; opened when the record exists."""
         found = tuple(self._find(MetricSink, name, "run.sinks") for name in self.config.run.sinks)
         for entry in found:
-            entry.load()
+            _load(entry, "run.sinks")
         return found
 
     @cached_property
@@ -62,8 +63,8 @@ class Preparation:
         """Trainer and rollout engine, importable."""
         trainer = self._find(TrainerBackend, self.config.trainer.backend, "trainer.backend")
         rollout = self._find(RolloutEngine, self.config.rollout.backend, "rollout.backend")
-        for entry in (trainer, rollout):
-            entry.load()
+        _load(trainer, "trainer.backend")
+        _load(rollout, "rollout.backend")
         return trainer, rollout
 
     @cached_property
@@ -103,3 +104,10 @@ class Preparation:
 
     def _find(self, kind: type[_Entry], name: str, field_name: str) -> _Entry:
         return self.plugins.find(kind, name, field_name=field_name)
+
+
+def _load(entry: Registration, field_name: str) -> None:
+    try:
+        entry.load()
+    except PluginError as error:
+        raise PluginError(f"{field_name}: {error.message}", remedy=error.remedy, code=error.code) from error

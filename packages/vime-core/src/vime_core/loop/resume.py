@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from blake3 import blake3
 
@@ -17,7 +17,7 @@ from vime_core.config.load import resolve
 from vime_core.config.schema import RunConfig
 from vime_core.config.selectors import refuse_unselected
 from vime_core.determinism.policy import DeterminismPolicy
-from vime_core.errors import ConfigError, ContractViolation, RecordError
+from vime_core.errors import ConfigError, ContractViolation, RecordError, VimeError
 from vime_core.loop.checkpoint import TRAINER, LoopState, last_checkpoint, read_checkpoint
 from vime_core.loop.weights import require_equal_weights
 from vime_core.plugins.manager import PluginManager
@@ -28,6 +28,9 @@ from vime_core.record.schema import Manifest, PluginEntry
 from vime_core.record.settings import CHANGEABLE, changed_settings
 
 log = logging.getLogger("vime")
+
+_NO_KEY: Final = ("VIME-CONFIG-004", "VIME-CONFIG-005")
+"""Codes of a key that is unknown, or has another name here."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,7 @@ def _configuration(
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key not in CHANGEABLE:
+            _refuse_unknown(overlay(manifest.config, parse_override(override)), _directories(manifest))
             raise ConfigError(
                 f"--set {key} would change the run that is resumed",
                 remedy=f"Only {', '.join(CHANGEABLE)} may change; for anything else start a new run.",
@@ -189,6 +193,15 @@ def _configuration(
     config, plugins = resolve(overlay(overlay(raw, last), {"run": {"output": str(directory)}}), _directories(manifest))
     refuse_unselected(overrides, config, plugins)
     return config, plugins
+
+
+def _refuse_unknown(raw: dict[str, Any], directories: tuple[Path, ...]) -> None:
+    """Raise ConfigError when a key does not exist; whatever else is wrong with its value does not matter."""
+    try:
+        resolve(raw, directories)
+    except VimeError as error:
+        if error.code in _NO_KEY:
+            raise
 
 
 def _directories(manifest: Manifest) -> tuple[Path, ...]:

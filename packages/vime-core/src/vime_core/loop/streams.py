@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from vime_core.config.schema import RunConfig
 from vime_core.data import Dataset
 from vime_core.data.template import PromptRenderer, Tokenizer, usable_examples
+from vime_core.errors import DataError
 from vime_core.loop.prompts import Prompt, PromptStream
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import DatasetSource
@@ -45,7 +49,7 @@ def _unnamed(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer) ->
     holder, source = ("evaluation", section.source) if section.source else ("data", config.data.source)
     entry = plugins.find(DatasetSource, source, field_name=f"{holder}.source")
     with plugins.guarding(entry):
-        dataset = entry.load()(config.options(holder, source))
+        dataset = _opened(entry, config.options(holder, source), f"{holder}.{source}")
         stream = _stream(config, dataset, tokenizer, "evaluation", section.max_tokens)
         return EvaluationStream("", tuple(stream.first(section.prompts)), section.max_tokens, section.temperature)
 
@@ -56,13 +60,32 @@ def _named(config: RunConfig, plugins: PluginManager, tokenizer: Tokenizer, name
     max_tokens = one.max_tokens or section.max_tokens
     temperature = section.temperature if one.temperature is None else one.temperature
     with plugins.guarding(entry):
-        dataset = entry.load()(one.plugin_options[one.source])
+        dataset = _opened(entry, one.plugin_options[one.source], f"{where}.{one.source}")
         stream = _stream(config, dataset, tokenizer, where if one.max_tokens else "evaluation", max_tokens)
         return EvaluationStream(name, tuple(stream.first(one.prompts or section.prompts)), max_tokens, temperature)
 
 
 def _dataset(plugins: PluginManager, section: str, name: str, options: object) -> Dataset:
-    return plugins.find(DatasetSource, name, field_name=f"{section}.source").load()(options)
+    return _opened(plugins.find(DatasetSource, name, field_name=f"{section}.source"), options, f"{section}.{name}")
+
+
+def _opened(entry: DatasetSource, options: object, table: str) -> Dataset:
+    """What a source makes of its table; where the file cannot be used, the error begins with the table's key."""
+    try:
+        return entry.load()(options)
+    except DataError as error:
+        key = next((key for key, path in _files(options) if str(path) in error.message), None)
+        if key is None:
+            raise
+        raise DataError(f"{table}.{key}: {error.message}", remedy=error.remedy, code=error.code) from error
+
+
+def _files(options: Any) -> Iterator[tuple[str, Path]]:
+    """The files that a table names, by their keys within it."""
+    if isinstance(path := getattr(options, "path", None), Path):
+        yield "path", path
+    for number, source in enumerate(getattr(options, "sources", ())):
+        yield f"sources.{number}.path", source.path
 
 
 def _stream(config: RunConfig, dataset: Dataset, tokenizer: Tokenizer, section: str, max_tokens: int) -> PromptStream:

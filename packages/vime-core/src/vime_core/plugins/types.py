@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -29,6 +30,18 @@ class Options(BaseModel):
 
 OWN_VERDICTS: Final = ("repeat", "resume", "batch", "align", "gradient", "all")
 """What ``vime verify`` knows by itself; no plugin's check can take these names."""
+
+EXTRAS: Final[Mapping[str, str]] = {
+    "math_verify": "data",
+    "ray": "ray",
+    "reasoning_gym": "data",
+    "tensorboard": "tensorboard",
+    "torch": "torch",
+    "trackio": "trackio",
+    "transformers": "data",
+    "wandb": "wandb",
+}
+"""Modules that extras of vime-core bring."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,7 @@ def load_attribute(target: str, name: str) -> Any:
     except ImportError as error:
         raise PluginError(
             f"plugin {name!r} needs {error.name or module!r}, which cannot be imported: {error}",
-            remedy=f"Install the package that provides {error.name or module!r}, or choose another plugin.",
+            remedy=f"{_how_to_install(error.name or module)}, or choose another plugin.",
             code="VIME-PLUGIN-003",
         ) from error
     except VimeError:
@@ -88,6 +101,13 @@ def load_attribute(target: str, name: str) -> Any:
             remedy=f"Correct {module!r}, or choose another plugin.",
             code="VIME-PLUGIN-003",
         ) from error
+
+
+def _how_to_install(module: str) -> str:
+    extra = EXTRAS.get(module.partition(".")[0])
+    if extra:
+        return f"Install it with: pip install 'vime-core[{extra}]'"
+    return f"Install the package that provides {module!r}"
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@ Every failure becomes a RecordError that names the path; a full disk also says h
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from vime_core.errors import RecordError
+from vime_core.record.layout import MANIFEST
 from vime_core.record.points import reached
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -28,11 +31,27 @@ def refuse_existing(directory: Path) -> None:
 
 
 def _exists(directory: Path) -> RecordError:
+    resume = f" Or go on with it: {resume_command(directory)}." if _stopped(directory) else ""
     return RecordError(
         f"run.output = {str(directory)!r} exists already, and a record is never overwritten",
-        remedy="Choose another run.output, or move the old record away.",
+        remedy=f"Choose another run.output, or move the old record away.{resume}",
         code="VIME-RECORD-001",
     )
+
+
+def resume_command(directory: Path) -> str:
+    """What goes on with a run that was stopped, as a shell takes it."""
+    return f"vime run --resume {shlex.quote(str(directory))}"
+
+
+def _stopped(directory: Path) -> bool:
+    """Whether there is a record here whose run did not come to its end."""
+    try:
+        found: object = json.loads((directory / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    status = cast("dict[str, object]", found).get("status") if isinstance(found, dict) else None
+    return status in ("running", "failed", "interrupted")
 
 
 def refuse_unwritable(directory: Path) -> None:

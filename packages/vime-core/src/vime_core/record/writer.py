@@ -24,6 +24,7 @@ from vime_core.record.files import (
     remove,
     remove_unfinished,
     reserve,
+    resume_command,
     write_whole,
 )
 from vime_core.record.layout import (
@@ -270,6 +271,8 @@ class RecordWriter:
         try:
             self.finish(status, f"{type(error).__name__}: {error}")
             note = f"{kept}, with status {status!r}"
+            if status == "interrupted":
+                note += f"; go on with: {resume_command(self.directory)}"
         except VimeError as second:
             note = f"{kept}, and the record's status could not be written: {second.message}"
             if not self._lock.in_place():

@@ -68,7 +68,7 @@ def write_report(record: RunRecord, output: Path, verdicts: Sequence[ShownVerdic
     """Write the page, with verdicts on the run that the record itself does not hold.
 
     Raises:
-        RecordError: ``output`` exists, the record holds no step, or it is damaged beyond reading.
+        RecordError: ``output`` exists or cannot be written, the record holds no step, or it is damaged beyond reading.
     """
     if output.exists():
         raise RecordError(
@@ -76,7 +76,15 @@ def write_report(record: RunRecord, output: Path, verdicts: Sequence[ShownVerdic
             remedy="Name another file with --output, or remove it.",
             code="VIME-RECORD-056",
         )
-    write_whole(output, page(record, verdicts).encode())
+    text = page(record, verdicts).encode()
+    try:
+        write_whole(output, text)
+    except RecordError as error:
+        raise RecordError(
+            error.message,
+            remedy="Name another file with --output, in a directory that exists, may be written and has space.",
+            code=error.code,
+        ) from error
     return output
 
 

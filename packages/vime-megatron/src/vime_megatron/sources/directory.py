@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from vime_core.config.paths import UserPath
+from vime_core.errors import ConfigError
 from vime_core.plugins.types import Options
 from vime_megatron.model_directory import read_model_directory, require_tokenizer
 
@@ -24,6 +25,12 @@ def open_directory(options: DirectoryOptions, cache_dir: Path) -> Path:  # noqa:
         ConfigError: it or one of its files is missing or corrupt.
     """
     path = options.path.resolve()
+    if not path.is_dir():
+        raise ConfigError(
+            f"model.directory.path = {str(path)!r} {'is no directory' if path.exists() else 'does not exist'}",
+            remedy="Set model.directory.path to a HF model directory; relative paths start at the working directory.",
+            code="VIME-CONFIG-040",
+        )
     read_model_directory(path)
     require_tokenizer(path)
     return path

@@ -33,7 +33,7 @@ def open_gguf(options: GgufOptions, cache_dir: Path) -> Path:
     Raises:
         ConfigError: the file or package is missing, or the file cannot be converted.
     """
-    file = _existing(options.path) if options.path else packaged_gguf(str(options.package))
+    file = _existing(options.path, "model.gguf.path =") if options.path else packaged_gguf(str(options.package))
     place = cache_dir.expanduser() / "gguf" / f"{file.stem}-{_digest(file)}"
     return make_once(place, lambda directory: _convert(file, directory))
 
@@ -54,12 +54,16 @@ def packaged_gguf(package: str) -> Path:
             remedy="Give the file itself: model.gguf.path.",
             code="VIME-CONFIG-045",
         )
-    return _existing(files[0])
+    return _existing(files[0], f"the GGUF file of model.gguf.package = {package!r},")
 
 
-def _existing(file: Path) -> Path:
+def _existing(file: Path, named: str) -> Path:
     if not file.is_file():
-        raise ConfigError(f"GGUF file {str(file)!r} does not exist", remedy="Correct the path.", code="VIME-CONFIG-046")
+        raise ConfigError(
+            f"{named} {str(file)!r} does not exist",
+            remedy="Correct the path.",
+            code="VIME-CONFIG-046",
+        )
     return file
 
 
