@@ -17,7 +17,7 @@ from vime_core.errors import BackendError, ConfigError, ContractViolation, VimeE
 from vime_core.verify import checks
 from vime_core.verify.verdict import Coverage, Verdict
 
-HOLDS = Verdict("align", True, "Align holds.", Coverage(samples=4, tokens=9), entropy=2.5, changed=0.75)
+HOLDS = Verdict("align", True, "Align holds.", Coverage(samples=4, tokens=9, log_probs=18), entropy=2.5, changed=0.75)
 BROKEN = Verdict("batch", False, "Batch does not hold.", Coverage(tokens=9), 3, 0.25, 17, "in company, token 2")
 OPEN = Verdict("gradient", None, "Gradient could not be checked.", first="reference")
 
@@ -108,6 +108,23 @@ def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
     assert run("align", *arguments)[0] == 2
 
 
+def test_more_than_the_context_is_refused(run: Run) -> None:
+    code, out = run("align", "--longest", "1025", "--json")
+    error = json.loads(out)["error"]
+    assert (code, error["code"]) == (2, "VIME-CONFIG-070")
+    assert error["message"] == "--longest 1025 is more than rollout.context_length = 1024"
+    assert "at most 1024" in error["help"]
+    code, out = run("align", "--longest", "1024", "--json")
+    assert "--longest" not in json.loads(out)["error"]["message"]
+
+
+def test_the_table_says_of_how_many_log_probs(run: Run) -> None:
+    verdict = Verdict("align", False, "No.", Coverage(samples=4, tokens=9, log_probs=18), unequal=15, first="here")
+    header, row = (line.split() for line in table([verdict]).splitlines())
+    assert dict(zip(header, [*row[:1], " ".join(row[1:4]), *row[4:]], strict=True))["log-probs"] == "18"
+    assert "log-probs: " in LEGEND
+
+
 def test_a_check_of_a_plugin(run: Run) -> None:
     code, out = run("router", "--set", "run.seed=3")
     assert code == 1
@@ -136,10 +153,10 @@ def test_all(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert code == 1
     lines = out[out.index("verdict  ") :].splitlines()
     assert lines[0].split() == [
-        *("verdict", "outcome", "samples", "tokens", "tensors", "longest", "unequal"),
+        *("verdict", "outcome", "samples", "tokens", "log-probs", "tensors", "longest", "unequal"),
         *("nats", "ulps", "entropy", "changed", "first"),
     ]
-    assert lines[1].split() == ["align", "holds", "4", "9", "0", "0", "0", "0", "0", "2.500", "75.0%", "-"]
+    assert lines[1].split() == ["align", "holds", "4", "9", "18", "0", "0", "0", "0", "0", "2.500", "75.0%", "-"]
     assert "does not hold" in lines[2]
     assert "in company, token 2" in lines[2]
     assert all(v.sentence in out for v in (HOLDS, BROKEN, OPEN))

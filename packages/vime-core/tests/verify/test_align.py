@@ -63,6 +63,7 @@ def test_equal_bits_hold() -> None:
     verdict = align_verdict(phases())
     assert verdict.exit_code == 0, verdict.sentence
     assert (verdict.coverage.steps, verdict.coverage.samples, verdict.coverage.tokens) == (3, 12, 30)
+    assert verdict.coverage.log_probs == 50  # the third phase has no training forward
     assert verdict.changed == 0.9
     assert verdict.entropy == pytest.approx(-np.concatenate([o.log_probs for v in range(3) for o in rows(v)]).mean())
     assert "0 unequal" in verdict.sentence

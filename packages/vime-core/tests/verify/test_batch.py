@@ -53,7 +53,7 @@ def changed(number: int, token: int, ulps: int = 1) -> Answer:
 def test_equal_answers_hold() -> None:
     verdict = batch_verdict(Collected(tuple(TRIALS)))
     assert verdict.exit_code == 0, verdict.sentence
-    assert (verdict.coverage.samples, verdict.coverage.tokens) == (12, 60)
+    assert (verdict.coverage.samples, verdict.coverage.tokens, verdict.coverage.log_probs) == (12, 60, 60)
     assert all(name in verdict.sentence for name in CIRCUMSTANCES)
     circumstances = json.loads(json.dumps(verdict.as_json()))["details"]["circumstances"]
     assert circumstances["in company"] == {"trials": 2, "tokens": 10, "unequal": 0}

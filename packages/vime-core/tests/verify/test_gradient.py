@@ -50,6 +50,7 @@ def test_good_evidence_holds() -> None:
     verdict = gradient_verdict(EVIDENCE)
     assert verdict.exit_code == 0, verdict.sentence
     assert (verdict.coverage.samples, verdict.coverage.tokens, verdict.coverage.tensors) == (2, 8, 12)
+    assert verdict.coverage.log_probs == 16  # of the two passes that are train steps
     assert "4 backward passes, 2 of them train steps, gave the same bits (12 gradients" in verdict.sentence
     assert "the optimizer took them, clipped (6 tensors" in verdict.sentence
     assert "worst 'x', relative error 0.02, bound 0.08" in verdict.sentence

@@ -49,7 +49,7 @@ def test_two_equal_runs_hold(tmp_path: Path) -> None:
     assert verdict.holds is True
     assert verdict.exit_code == 0
     tokens = sum(len(s.response_tokens) for step in BASE for s in step.samples)
-    assert verdict.coverage == Coverage(steps=2, samples=8, tokens=tokens, tensors=2 * 9 + 3)
+    assert verdict.coverage == Coverage(steps=2, samples=8, tokens=tokens, tensors=2 * 9 + 3, log_probs=2 * tokens)
     assert verdict.changed == 1.0
     values = np.concatenate([s.rollout_log_probs for step in BASE for s in step.samples]).astype(np.float64)
     assert verdict.entropy == -values.mean()

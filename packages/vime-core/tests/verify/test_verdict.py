@@ -45,5 +45,5 @@ def test_json_is_json() -> None:
     assert table["exit_code"] == 1
     assert table["holds"] is False
     assert table["largest_difference"] == "nan"
-    assert table["coverage"] == {"steps": 1, "samples": 2, "tokens": 3, "tensors": 4, "longest": 0}
+    assert table["coverage"] == {"steps": 1, "samples": 2, "tokens": 3, "tensors": 4, "longest": 0, "log_probs": 0}
     assert table["entropy"] == 1.5

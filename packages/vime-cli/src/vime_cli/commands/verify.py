@@ -86,7 +86,8 @@ def align(
     samples: Samples = 0,
     updates: Updates = 2,
     longest: Annotated[
-        int, typer.Option("--longest", min=0, help="Tokens of the longest sequence; 0: rollout.context_length.")
+        int,
+        typer.Option("--longest", min=0, help="Tokens of the longest sequence; 0: as many as rollout.context_length."),
     ] = 0,
     lr: Annotated[float, typer.Option("--lr", min=0, help="Learning rate of those optimizer steps.")] = 1e-3,
     as_json: Json = False,
@@ -233,9 +234,14 @@ def _resume_verdict(files: Sequence[Path], overrides: Sequence[str]) -> Verdict:
 
 
 LEGEND: Final = """\
-samples, tokens, tensors: how many were compared; longest: tokens of the longest sequence; unequal: how many differ;
-nats, ulps: the largest difference; entropy: nats a token of what was compared; changed: share of the weights that
-training changed (tensors in repeat and resume, bf16 elements in align); first: the first place that differs."""
+samples, tokens, tensors: how many were compared; log-probs: the same, of each comparison that a token takes part in
+(align compares it with the trainer's scoring and training forward); longest: tokens of the longest sequence; unequal:
+how many differ, of the log-probs, the tensors or what the sentence says; nats, ulps: the largest difference; entropy:
+nats a token of what was compared; changed: share of the weights that training changed (tensors in repeat and resume,
+bf16 elements in align); first: the first place that differs."""
+
+
+COMPARED: Final = ("samples", "tokens", "log_probs", "tensors", "longest")
 
 
 def worst_exit_code(codes: Sequence[int], error: int = 0) -> int:
@@ -251,10 +257,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
     header = (
         "verdict",
         "outcome",
-        "samples",
-        "tokens",
-        "tensors",
-        "longest",
+        *(name.replace("_", "-") for name in COMPARED),
         "unequal",
         "nats",
         "ulps",
@@ -266,7 +269,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
         (
             verdict.name,
             words[verdict.holds],
-            *(str(getattr(verdict.coverage, name)) for name in ("samples", "tokens", "tensors", "longest")),
+            *(str(getattr(verdict.coverage, name)) for name in COMPARED),
             str(verdict.unequal),
             f"{verdict.largest_difference:.3g}",
             str(verdict.largest_ulps),

@@ -197,6 +197,7 @@ def _evidence(phases: Sequence[Phase], found: Findings, compared: Sequence[Token
         tokens=sum(comparison.compared.compared for comparison in scoring),
         tensors=sum(phase.weights for phase in phases) + sum(len(taps.taps) for _, taps in found.taps),
         longest=max((_longest(phase) for phase in phases), default=0),
+        log_probs=sum(comparison.compared.compared for comparison in compared),
     )
     shares = [phase.changed for phase in phases if phase.changed is not None]
     nan = any(comparison.compared.nan for comparison in compared)

@@ -67,10 +67,10 @@ def verify_align(
         requests: what is compared besides, instead of the run's own first requests.
 
     Raises:
-        ConfigError: ``layers`` is asked for without a contract.
+        ConfigError: ``layers`` is asked for without a contract, or ``longest`` is more than the context holds.
         BackendError: a side died, or gave an answer that no comparison can use.
     """
-    require_contract(sides.parts.config, options)
+    require_options(sides.parts.config, options)
     compared = list(requests) or first_requests(sides.parts, options.samples)
     compared += reaching_requests(sides.parts, compared, options.longest)
     comparison = _Comparison(sides, options, compared)
@@ -81,8 +81,14 @@ def verify_align(
     return align_verdict(comparison.phases, comparison.findings)
 
 
-def require_contract(config: RunConfig, options: AlignOptions) -> None:
-    """Raise ConfigError when taps are asked for without the contract whose operations have them."""
+def require_options(config: RunConfig, options: AlignOptions) -> None:
+    """Raise ConfigError when taps are asked for without the contract whose operations have them, or more than fits."""
+    if options.longest > config.rollout.context_length:
+        raise ConfigError(
+            f"--longest {options.longest} is more than rollout.context_length = {config.rollout.context_length}",
+            remedy=f"Give at most {config.rollout.context_length}, or leave out --longest to reach so far.",
+            code="VIME-CONFIG-070",
+        )
     if options.layers and not config.alignment.contract:
         raise ConfigError(
             "--layers compares taps, which the operations of a contract record, but alignment.contract = ''",

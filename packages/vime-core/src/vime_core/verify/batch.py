@@ -173,6 +173,7 @@ def _evidence(collected: Collected, compared: Sequence[tuple[Trial, AnswerCompar
             samples=len(compared),
             tokens=sum(one.compared for _, one in compared),
             longest=max((t.prompt_length + len(t.alone.tokens) for t in collected.trials if t.alone.tokens), default=0),
+            log_probs=sum(one.compared for _, one in compared),
         ),
         unequal=sum(one.unequal for _, one in compared),
         largest_difference=math.nan if nan else max((one.largest_difference for _, one in compared), default=0.0),

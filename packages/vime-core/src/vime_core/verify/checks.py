@@ -13,7 +13,7 @@ from vime_core.loop.sides import Parts, checked_policy, open_sides, ready_parts
 from vime_core.plugins.manager import PluginManager
 from vime_core.plugins.types import OWN_VERDICTS, AlignmentCheck
 from vime_core.verify import align, batch, gradient
-from vime_core.verify.align_live import AlignOptions, require_contract, verify_align
+from vime_core.verify.align_live import AlignOptions, require_options, verify_align
 from vime_core.verify.batch_live import BatchOptions, verify_batch
 from vime_core.verify.gradient_live import GradientOptions, open_trainer, verify_gradient
 from vime_core.verify.live import UPDATE_LR, with_learning_rate
@@ -22,7 +22,7 @@ from vime_core.verify.verdict import Verdict
 
 def run_align(config: RunConfig, plugins: PluginManager, options: AlignOptions, lr: float = UPDATE_LR) -> Verdict:
     """Start both sides and align them; ``lr`` is the learning rate of the updates between comparisons."""
-    require_contract(config, options)
+    require_options(config, options)
     parts = ready_parts(with_learning_rate(config, lr), checked_policy(config, plugins), plugins)
     with open_sides(parts) as sides:
         return verify_align(sides, options)

@@ -165,6 +165,7 @@ def _measured(evidence: GradientEvidence) -> Verdict:
             tokens=sum(map(len, evidence.scored)),
             tensors=sum(len(one.gradients) for one in evidence.passes),
             longest=evidence.longest,
+            log_probs=sum(one.compared for one in bits),
         ),
         largest_difference=math.nan if nan else max((one.largest_difference for one in bits), default=0.0),
         largest_ulps=max((one.largest_ulps for one in bits), default=0),

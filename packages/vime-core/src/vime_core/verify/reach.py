@@ -30,10 +30,10 @@ def reaching_requests(parts: Parts, requests: Sequence[SampleRequest], longest: 
     Args:
         parts: whose context length is the limit.
         requests: what is asked for anyway.
-        longest: tokens of prompt and response; 0: as many as the context holds.
+        longest: tokens of prompt and response, at most as many as the context holds; 0: as many.
     """
     context, usual = parts.config.rollout.context_length, parts.config.sampling.max_tokens
-    limit = min(longest or context, context)
+    limit = longest or context
     reached = max(len(request.prompt_tokens) + request.max_tokens for request in requests)
     ends = [limit * part // PARTS for part in range(1, PARTS + 1)]
     lengths = [(end - usual, usual) for end in ends if end > max(reached, usual)]

@@ -103,15 +103,18 @@ def _evidence(record: RunRecord) -> _Evidence:
     nan: list[str] = []
     lacking: list[str] = []
     tensors = len(record.manifest.initial_weights)
+    others = 0
     for entry in record.steps:
         step = record.step_samples(entry.step)
         evaluated = record.evaluation_samples(entry.step) if entry.evaluation else []
         log_probs += [sample.rollout_log_probs for sample in (*step.samples, *evaluated)]
+        others += sum(map(len, (*step.train_log_probs, *step.reference_log_probs)))
         nan += [f"step {entry.step}, evaluation" for sample in evaluated if np.isnan(sample.rollout_log_probs).any()]
         nan += [f"step {entry.step}, {name}" for name, values in _floats(entry, step) if np.isnan(values).any()]
         lacking += [f"step {entry.step}, {name}" for name, leaves in _leaves(entry) if not leaves]
         tensors += sum(len(leaves) for _, leaves in _leaves(entry))
-    coverage = Coverage(len(record.steps), len(log_probs), sum(map(len, log_probs)), tensors)
+    tokens = sum(map(len, log_probs))
+    coverage = Coverage(len(record.steps), len(log_probs), tokens, tensors, log_probs=tokens + others)
     return _Evidence(coverage, spread(log_probs), next(iter(nan), ""), next(iter(lacking), ""))
 
 

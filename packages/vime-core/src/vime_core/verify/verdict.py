@@ -12,13 +12,18 @@ NOT_CHECKED: Final = 3
 
 @dataclass(frozen=True)
 class Coverage:
-    """What was compared. ``longest`` is the number of tokens of the longest sequence, prompt and response."""
+    """What was compared.
+
+    ``longest`` is the number of tokens of the longest sequence, prompt and response. ``log_probs`` counts every
+    comparison of a log-prob: a token that is compared with two forwards has two.
+    """
 
     steps: int = 0
     samples: int = 0
     tokens: int = 0
     tensors: int = 0
     longest: int = 0
+    log_probs: int = 0
 
     @property
     def nothing(self) -> bool:
