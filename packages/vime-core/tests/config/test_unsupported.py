@@ -57,8 +57,13 @@ EXTRA = "sets={extra={source='reasoning-gym', reasoning-gym={task='chain_sum'}}}
     [
         (["algorithm.overlong_weight=0.5"], ["algorithm.overlong_weight = 0.5", "algorithm.overlong_buffer = 0"]),
         (["trainer.betas=[1.0, 1.0]"], ["trainer.betas.0 = 1.0", "less than 1"]),
+        (["trainer.betas=0.9"], ["trainer.betas = 0.9", "--set 'trainer.betas=[0.9, 0.98]'"]),
+        (["trainer.betas=[0.9, 0.9, 0.9]"], ["trainer.betas = [", "--set 'trainer.betas=[0.9, 0.98]'"]),
         (["trainer.betas=[0.9, 1.0]"], ["trainer.betas.1 = 1.0", "less than 1", "--set 'trainer.betas=[0.9, 0.98]'"]),
-        (["run.taps=['0:1']"], ["run.taps.0: '0:1' is not of the form STEP:PROMPT:SAMPLE", "--set 'run.taps=[...]'"]),
+        (
+            ["run.taps=['0:1']"],
+            ["run.taps.0: '0:1' is not of the form STEP:PROMPT:SAMPLE", """--set 'run.taps=["0:3:1"]'"""],
+        ),
         (["run.sinks=[3]"], ["run.sinks.0 = 3", """--set 'run.sinks=["console", "jsonl", "tensorboard"]'"""]),
         (["run.taps=['2:8:0']"], ["run.taps names '2:8:0'", "run.steps = 2"]),
         (["run.taps=['1:4:4']"], ["run.taps names '1:4:4'", "sampling.samples_per_prompt = 4"]),

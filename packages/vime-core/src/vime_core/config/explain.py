@@ -120,9 +120,10 @@ def _message(detail: ErrorDetails, path: str) -> str:
 
 
 def _whole_list(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
-    """Of an item of a list: KEY=LIST, as --set takes it; empty elsewhere."""
+    """Of an item of a list, or what stands in a list's place: KEY=LIST, as --set takes it; empty elsewhere."""
     location = detail["loc"]
-    number = next((place for place, part in enumerate(location) if isinstance(part, int)), 0)
+    none = len(location) if detail["type"] in ("tuple_type", "too_long") else 0
+    number = next((place for place, part in enumerate(location) if isinstance(part, int)), none)
     if not number:
         return ""
     holder: Any = model
@@ -130,8 +131,8 @@ def _whole_list(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> st
         holder = _annotation_at(holder, part)
     key = ".".join([*([prefix] if prefix else []), *map(str, location[:number])])
     field = getattr(holder, "model_fields", {}).get(location[number - 1])
-    default: object = getattr(field, "default", None)
-    return f"{key}={json.dumps(default) if isinstance(default, tuple) and default else '[...]'}"
+    shown: object = getattr(field, "default", None) or next(iter(getattr(field, "examples", None) or ()), None)
+    return f"{key}={json.dumps(shown) if isinstance(shown, tuple) else '[...]'}"
 
 
 def _remedy(detail: ErrorDetails, path: str, whole_list: str) -> str:
@@ -143,8 +144,6 @@ def _remedy(detail: ErrorDetails, path: str, whole_list: str) -> str:
         return f"Write a table [{path}] into the file; docs/configuration.md lists its keys."
     if detail["type"] in ("model_type", "dict_type", "model_attributes_type"):
         return write_as_table(path)
-    if detail["type"] == "tuple_type":
-        return f"""Correct {path} in the file, or give a list: --set '{path}=["..."]'."""
     return f"Correct {path} in the file, or give --set {path}=VALUE."
 
 

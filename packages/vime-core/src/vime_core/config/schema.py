@@ -55,7 +55,9 @@ class RunSection(PluginSection):
     sinks: tuple[str, ...] = Field(default=("console", "jsonl", "tensorboard"), description="Metric sink plugins.")
     checkpoint_every: NonNegativeInt = Field(default=0, description="Steps between checkpoints; 0: none.")
     taps: tuple[Annotated[str, AfterValidator(_tapped_sample)], ...] = Field(
-        default=(), description="Samples whose taps are recorded, as STEP:PROMPT:SAMPLE; needs a contract."
+        default=(),
+        examples=[("0:3:1",)],
+        description="Samples whose taps are recorded, as STEP:PROMPT:SAMPLE; needs a contract.",
     )
     cache: LatePath = Field(default=Path("~/.cache/vime"), description="Where model sources keep what they made.")
 
