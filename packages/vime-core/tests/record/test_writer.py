@@ -275,7 +275,7 @@ def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
     assert caught.value.__notes__ == [f"{kept}; go on with: {command}"]
     with pytest.raises(RecordError, match="exists already") as existing:
         refuse_existing(tmp_path / "run")
-    assert existing.value.remedy.endswith(f"Or go on with it: {command}.")
+    assert existing.value.remedy.startswith(f"Go on with it: {command}. Or choose another run.output,")
     (tmp_path / "run" / "manifest.json").write_bytes(b"{")
     with pytest.raises(RecordError, match="exists already") as existing:
         refuse_existing(tmp_path / "run")

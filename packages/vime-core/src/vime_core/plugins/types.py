@@ -82,11 +82,7 @@ def load_attribute(target: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ImportError as error:
-        raise PluginError(
-            f"plugin {name!r} needs {error.name or module!r}, which cannot be imported: {error}",
-            remedy=f"{_how_to_install(error.name or module)}, or choose another plugin.",
-            code="VIME-PLUGIN-003",
-        ) from error
+        raise _absent(name, error.name or module, error) from error
     except VimeError:
         raise
     except AttributeError as error:
@@ -103,11 +99,19 @@ def load_attribute(target: str, name: str) -> Any:
         ) from error
 
 
-def _how_to_install(module: str) -> str:
+def _absent(name: str, module: str, error: ImportError) -> PluginError:
     extra = EXTRAS.get(module.partition(".")[0])
     if extra:
-        return f"Install it with: pip install 'vime-core[{extra}]'"
-    return f"Install the package that provides {module!r}"
+        return PluginError(
+            f"plugin {name!r} needs {module!r}, which cannot be imported: {error}",
+            remedy=f"Install it with: pip install 'vime-core[{extra}]', or choose another plugin.",
+            code="VIME-PLUGIN-003",
+        )
+    return PluginError(
+        f"plugin {name!r} needs {module!r}, which cannot be imported: {error}",
+        remedy=f"Install the package that provides {module!r}, or choose another plugin.",
+        code="VIME-PLUGIN-003",
+    )
 
 
 @dataclass(frozen=True)

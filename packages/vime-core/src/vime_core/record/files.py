@@ -31,10 +31,16 @@ def refuse_existing(directory: Path) -> None:
 
 
 def _exists(directory: Path) -> RecordError:
-    resume = f" Or go on with it: {resume_command(directory)}." if _stopped(directory) else ""
+    if _stopped(directory):
+        command = resume_command(directory)
+        return RecordError(
+            f"run.output = {str(directory)!r} exists already, and its run did not come to its end",
+            remedy=f"Go on with it: {command}. Or choose another run.output, or move the old record away.",
+            code="VIME-RECORD-001",
+        )
     return RecordError(
         f"run.output = {str(directory)!r} exists already, and a record is never overwritten",
-        remedy=f"Choose another run.output, or move the old record away.{resume}",
+        remedy="Choose another run.output, or move the old record away.",
         code="VIME-RECORD-001",
     )
 
