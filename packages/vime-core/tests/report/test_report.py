@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from vime_core.errors import RecordError
 from vime_core.record.reader import RunRecord
 from vime_core.record.schema import Manifest, StepEntry
+from vime_core.record.seal import write_seal
 from vime_core.report.chart import chart
 from vime_core.report.page import STYLE, page, write_report
 from vime_core.report.verdicts import read_verdicts
@@ -136,6 +137,15 @@ def luminance(colour: str) -> float:
 
 def test_a_contract_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert "not readable" in page(record(tmp_path, contract="x"))
+
+
+def test_the_seal_is_told_none_or_not_readable(tmp_path: Path) -> None:
+    shown = record(tmp_path)
+    assert "seal of the recordnone" in parsed(page(shown)).text
+    digest = write_seal(tmp_path, b"{}")
+    assert f"seal of the record{digest}" in parsed(page(shown)).text
+    (tmp_path / "seal.json").write_text("{")
+    assert "seal of the recordnot readable" in parsed(page(shown)).text
 
 
 def test_what_is_wrong_stands_in_plain_sight(tmp_path: Path) -> None:

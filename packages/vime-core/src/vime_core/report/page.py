@@ -130,8 +130,16 @@ def _summary(record: RunRecord, check: RecordCheck) -> str:
         ),
         "resumed": (", ".join(f"at step {entry.step}" for entry in manifest.resumed) or "never", None),
         "final weights": (record.steps[-1].weights_root, None),
+        "seal of the record": (_seal(record), None),
     }
     return _facts((name, text, good) for name, (text, good) in rows.items())
+
+
+def _seal(record: RunRecord) -> str:
+    try:
+        return record.seal or "none"
+    except RecordError:  # the record's check says why
+        return "not readable"
 
 
 def _largest(values: Sequence[float]) -> float | None:
