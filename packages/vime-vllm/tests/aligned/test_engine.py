@@ -391,6 +391,28 @@ class Unsuspecting:
     def check(self, served: object) -> None: ...
 
 
+def test_a_step_that_was_scheduled_ahead_and_thrown_away_is_in_no_tap(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vime_vllm.aligned import verdicts
+
+    expected, collect = live.rollout.record_taps(live.requests[1]), verdicts.collect_taps
+
+    def with_another(engine: Any) -> Any:
+        taps = collect(engine)
+        return {
+            name: (torch.cat([positions, positions[-1:] + 1]), torch.cat([rows, rows[:1] + 1]))
+            for name, (positions, rows) in taps.items()
+        }
+
+    monkeypatch.setattr(verdicts, "collect_taps", with_another)
+    found = live.rollout.record_taps(live.requests[1])
+    assert list(found) == list(expected)
+    for name, (positions, rows) in expected.items():
+        assert torch.equal(found[name][0], positions), name
+        assert torch.equal(found[name][1], rows), name
+
+
 def test_taps_that_do_not_reach_are_an_error(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     from vime_vllm.aligned import verdicts
 

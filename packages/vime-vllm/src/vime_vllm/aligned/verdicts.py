@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
@@ -52,16 +52,25 @@ def collect_taps(engine: EngineClient) -> Taps:
 def complete(taps: Taps, tokens: int) -> Taps:
     """The taps of one sequence of which ``tokens`` went through the model.
 
+    An engine that schedules ahead computes the token that ended the response too and throws its results away: what
+    lies beyond ``tokens`` is left out.
+
     Raises:
         BackendError: nothing was recorded, or a position is missing: the engine computed where taps do not reach.
     """
-    for name, (positions, _) in taps.items():
-        found: list[int] = cast("Any", positions).tolist()
+    kept = {name: _before(tokens, *recorded) for name, recorded in taps.items()}
+    for name, (positions, _) in kept.items():
+        found: list[int] = positions.tolist()
         if name != LOGITS and found != list(range(tokens)):
             raise _incomplete(f"tap {name!r} saw {len(found)} of {tokens} positions")
-    if not taps:
+    if not kept:
         raise _incomplete("no tap was recorded")
-    return taps
+    return kept
+
+
+def _before(tokens: int, positions: Any, rows: Any) -> tuple[Any, Any]:
+    inside = positions < tokens
+    return positions[inside], rows[inside]
 
 
 def _incomplete(what: str) -> BackendError:
