@@ -38,7 +38,11 @@ RAY = (
     *("run.launcher=ray", "run.ray.cpus_per_rank=0.25", "run.ray.cpus_per_engine=0.25"),
     "plugins.modules=['ray_faults']",
 )
-TWO_RANKS = (*RAY, "trainer.megatron.data_parallel=2", "trainer.token_budget=256", "run.checkpoint_every=1")
+EVALUATION = ("evaluation.every=1", "evaluation.prompts=3", "evaluation.max_tokens=8")
+TWO_RANKS = (
+    *(*RAY, *EVALUATION),
+    *("trainer.megatron.data_parallel=2", "trainer.token_budget=256", "run.checkpoint_every=1"),
+)
 JOINING = {"RAY_AUTH_MODE": "token"}
 """What Ray asks of those who join a cluster that was started with its defaults."""
 
@@ -86,9 +90,18 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_ranks_and_an_engine_are_aligned(straight: Path) -> None:
     lines = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
     assert [line["train_rollout_logprob_abs_diff"] for line in lines] == [0.0, 0.0]
+    assert [line["evaluation/train_rollout_logprob_abs_diff"] for line in lines] == [0.0, 0.0]
     steps = RunRecord.open(straight).steps
     assert all(float.fromhex(update.grad_norm) > 0 for update in steps[-1].updates)
     assert steps[0].weights_root != steps[1].weights_root
+
+
+def test_an_engine_that_draws_otherwise_is_found_in_the_evaluation(tmp_path: Path) -> None:
+    ran = vime("run", ALIGNED, "--output", tmp_path / "record", *sets(*RAY, *EVALUATION), env={"VIME_TEST_RAY": "draw"})
+    no_traceback(ran)
+    assert ran.code == 1, ran.text
+    assert "contract dense/v1 does not hold in the evaluation before step 1" in ran.text
+    assert "the trainer draws" in ran.text
 
 
 def test_the_record_says_where_the_ranks_were(straight: Path) -> None:

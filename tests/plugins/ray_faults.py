@@ -21,6 +21,8 @@ def vime_before_train_step(step: int, trainer: Any) -> None:
 
 @hookimpl
 def vime_after_weight_update(step: int, rollout: Any) -> None:
+    if os.environ.get("VIME_TEST_RAY") == "draw" and step == 0:
+        _in_actor(rollout._crew.members[0], _take_the_second)
     if os.environ.get("VIME_TEST_RAY") == "engine":
         _in_actor(rollout._crew.members[-1], _flip_in_engine)
         try:
@@ -50,6 +52,10 @@ def _add_to_gradients(host: Any) -> None:
         next(tensor for _, tensor in optimization.gradients()).view(-1)[7] += 1e-6
 
     optimization.reduce_gradients = reduce_and_stray
+
+
+def _take_the_second(host: Any) -> None:
+    host._held.call("vime_vllm.aligned.testing:take_the_second")
 
 
 def _flip_in_engine(host: Any) -> None:

@@ -15,16 +15,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vime_core.backends import Ranks, TrainerContext
+from vime_core.backends import DrawingTrainer, EntropyTrainer, Ranks, TrainerContext
 from vime_core.errors import BackendError, ConfigError, ContractViolation, NotFinite, PolicyError, VimeError
 from vime_core.ray.cluster import Demand, require_room
 from vime_core.ray.crew import Crew, Member, agreed, how_it_ended
-from vime_core.ray.hosts import Place, TrainerHost
-from vime_core.ray.rollout import RayRollout
+from vime_core.ray.hosts import Abilities, EngineHost, Place, TrainerHost
+from vime_core.ray.rollout import AlignedRayRollout, RayRollout
 from vime_core.ray.tensors import RemoteTensors, chunks, pack, unpack
+from vime_core.ray.trainer import AlignedRayTrainer, DrawingRayTrainer, RayTrainer, ReferenceRayTrainer, ray_trainer
 from vime_core.record.digest import digest_tensors
 from vime_core.types import SampleRequest
 
+ROLLOUT = ("generate", "update_weights", "weight_digests", "processes", "close")
 DTYPES = (torch.bfloat16, torch.float32, torch.int64, torch.uint8)
 
 
@@ -143,6 +145,52 @@ def test_an_error_keeps_code_and_remedy_on_the_way(kind: type[VimeError]) -> Non
         "VIME-TEST-001",
         str(sent),
     )
+
+
+class Drawing:
+    """As much of a `vime_core.backends.DrawingTrainer` as tells it from others."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in self.lacks:
+            raise AttributeError(name)
+        return lambda *_: None
+
+    lacks: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "kind"),
+    [
+        ((), DrawingRayTrainer),
+        (("draw_again",), AlignedRayTrainer),
+        (("draw_again", "record_taps"), ReferenceRayTrainer),
+        (("draw_again", "record_taps", "keep_reference"), RayTrainer),
+    ],
+)
+@pytest.mark.parametrize("entropy", [True, False])
+def test_the_ranks_can_what_each_of_them_can(lacks: tuple[str, ...], kind: type[RayTrainer], entropy: bool) -> None:
+    held = Drawing()
+    held.lacks = lacks if entropy else (*lacks, "gives_entropy")
+    trainer = ray_trainer(Crew([]), Abilities.of(held))
+    assert type(trainer) is kind
+    assert isinstance(trainer, EntropyTrainer) == entropy
+    assert isinstance(trainer, DrawingTrainer) == (kind is DrawingRayTrainer)
+
+
+def test_engines_draw_by_the_contract_when_each_of_them_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for held, draws in (
+        (SimpleNamespace(), False),
+        (SimpleNamespace(**dict.fromkeys(ROLLOUT, print), draws_by_contract=lambda: False), False),
+        (SimpleNamespace(**dict.fromkeys(ROLLOUT, print), draws_by_contract=lambda: True), True),
+    ):
+        host = EngineHost()
+        host._held = held
+        assert host.draws_by_contract() is draws
+    rollout, said = AlignedRayRollout(Crew([])), [True, False]
+    monkeypatch.setattr(rollout._crew, "call", lambda method: said if method == "draws_by_contract" else [])
+    assert not rollout.draws_by_contract()
+    said[1] = True
+    assert rollout.draws_by_contract()
 
 
 def test_nothing_of_this_imports_ray() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from vime_core.backends import (
     AlignedTrainer,
+    DrawingRollout,
+    DrawingTrainer,
     EntropyTrainer,
     LossFunction,
     Microbatches,
@@ -36,6 +38,22 @@ class Place:
     pid: int
     gpus: tuple[str, ...]
     logs: Path
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a trainer can do besides `vime_core.backends.Trainer`, by the protocols there."""
+
+    reference: bool
+    aligned: bool
+    drawing: bool
+    entropy: bool
+
+    @staticmethod
+    def of(trainer: Any) -> Abilities:
+        """Those of a trainer."""
+        kinds = ReferenceTrainer, AlignedTrainer, DrawingTrainer, EntropyTrainer
+        return Abilities(*(isinstance(trainer, kind) for kind in kinds))
 
 
 class Host:
@@ -87,14 +105,12 @@ class TrainerHost(Host):
         self._port.bind(("", 0))
         return f"tcp://{ray().util.get_node_ip_address()}:{self._port.getsockname()[1]}"
 
-    def open(self, target: str, name: str, context: TrainerContext, ranks: Ranks) -> tuple[bool, bool, bool]:
-        """Build the trainer; says whether it can keep a reference, whether verdicts can look into it, and whether it
-        gives the entropy.
-        """
+    def open(self, target: str, name: str, context: TrainerContext, ranks: Ranks) -> Abilities:
+        """Build the trainer; says what it can do."""
         self._first = ranks.rank == 0
         with self._port:
-            held = self._held = load_attribute(target, name)(replace(context, ranks=ranks))
-        return isinstance(held, ReferenceTrainer), isinstance(held, AlignedTrainer), isinstance(held, EntropyTrainer)
+            self._held = load_attribute(target, name)(replace(context, ranks=ranks))
+        return Abilities.of(self._held)
 
     def result(self, method: str, *args: Any) -> Any:
         """The result of a method that all ranks have alike; of the first rank only."""
@@ -150,6 +166,10 @@ class EngineHost(Host):
     def update_weights(self, parts: Sequence[Any], version: int) -> Mapping[str, str]:
         """Install the weights of some chunks; the digests of what kernels now read."""
         return self._held.update_weights(unpacked(parts, ray().get), version)
+
+    def draws_by_contract(self) -> bool:
+        """Whether the engine draws by the contract's draw; False where it does not say."""
+        return isinstance(self._held, DrawingRollout) and self._held.draws_by_contract()
 
     def taps(self, request: Any) -> list[tuple[Packed, Packed]]:
         """The taps of one response."""

@@ -24,7 +24,7 @@ from vime_core.ray.hosts import EngineHost, Host, Place, TrainerHost
 from vime_core.ray.library import ray, require_ray
 from vime_core.ray.options import RayOptions
 from vime_core.ray.rollout import AlignedRayRollout, RayRollout
-from vime_core.ray.trainer import AlignedRayTrainer, RayTrainer, ReferenceRayTrainer
+from vime_core.ray.trainer import ray_trainer
 from vime_core.types import Role
 
 
@@ -75,12 +75,8 @@ class RayLauncher:
         context = TrainerContext(config, options, self._policy, place, alignment)
         meeting = crew.one(0, "free_address") if self._ranks > 1 else ""
         ranks = [Ranks(rank, self._ranks, 0, meeting) for rank in range(self._ranks)]
-        *can, entropy = self._open(crew, [(entry.target, name, context, one) for one in ranks])[0]
-        kinds: Mapping[Any, type[RayTrainer]] = {(True, True): AlignedRayTrainer, (True, False): ReferenceRayTrainer}
-        trainer = kinds.get(tuple(can), RayTrainer)(crew)
-        if entropy:
-            trainer.gives_entropy = True
-        return trainer
+        can = self._open(crew, [(entry.target, name, context, one) for one in ranks])[0]
+        return ray_trainer(crew, can)
 
     def close(self) -> None:
         """Leave the cluster; end it where it is the run's own."""

@@ -71,6 +71,10 @@ class RayRollout:
 class AlignedRayRollout(RayRollout):
     """See `vime_core.backends.AlignedRollout`."""
 
+    def draws_by_contract(self) -> bool:
+        """See `vime_core.backends.DrawingRollout`: whether every engine does."""
+        return all(self._crew.call("draws_by_contract"))
+
     def record_taps(self, request: SampleRequest) -> Taps:
         """Of the engine that answers this prompt."""
         return unpacked_taps(self._crew.one(self._engine(request), "taps", request))

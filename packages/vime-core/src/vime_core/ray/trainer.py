@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from vime_core.backends import LossFunction, Microbatches, NamedTensors, StateObserver, Taps
 from vime_core.errors import BackendError
 from vime_core.ray.crew import Crew, agreed
+from vime_core.ray.hosts import Abilities
 from vime_core.ray.library import ray
 from vime_core.ray.tensors import Packed, RemoteTensors, pack, unpack
-from vime_core.types import Float32Array, ProcessReport, TrainSequence, TrainStepResult
+from vime_core.types import (
+    Drawn,
+    Float32Array,
+    ProcessReport,
+    SampleKey,
+    SampleRequest,
+    TrainSequence,
+    TrainStepResult,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,6 +130,27 @@ class AlignedRayTrainer(ReferenceRayTrainer):
         """See `vime_core.backends.AlignedTrainer`."""
         packed = [pack(name, tensor) for name, tensor in tensors.items()]
         return dict(map(unpack, self._crew.one(0, "by_hf_name", packed)))
+
+
+class DrawingRayTrainer(AlignedRayTrainer):
+    """See `vime_core.backends.DrawingTrainer`."""
+
+    def draw_again(self, microbatches: Microbatches, requests: Mapping[SampleKey, SampleRequest]) -> list[Drawn]:
+        """See `vime_core.backends.DrawingTrainer`."""
+        return self._result("draw_again", microbatches, requests)
+
+
+def ray_trainer(crew: Crew, can: Abilities) -> RayTrainer:
+    """The ranks as a trainer that can do what each of them can."""
+    kinds = {
+        (True, False, False): ReferenceRayTrainer,
+        (True, True, False): AlignedRayTrainer,
+        (True, True, True): DrawingRayTrainer,
+    }
+    trainer = kinds.get((can.reference, can.aligned, can.drawing), RayTrainer)(crew)
+    if can.entropy:
+        trainer.gives_entropy = True
+    return trainer
 
 
 def place_settings(crew: Crew, number: int) -> dict[str, Any]:
