@@ -54,9 +54,11 @@ print("hello from an import")
 def vime_commands():
     print("hello from a hook")
     yield Command("fails", "Raises.", "printing_plugin:fails")
-def fails(as_json: bool = False):
+def fails(as_json: bool = False, used_up: bool = False):
     print("hello from a command")
-    raise RuntimeError("no connection")
+    error = RuntimeError("no connection" if not used_up else "CUDA out of memory. Tried to allocate 1.84 GiB.")
+    error.add_note("2 steps are kept")
+    raise error
 """
 
 
@@ -90,6 +92,11 @@ def test_a_command_that_raises_is_a_finding_that_names_its_distribution(
     assert code == 3
     assert "Traceback" not in out + err
     assert "VIME-CLI-003: code of printing-dist failed: RuntimeError: no connection (in " in err
+    assert "note: 2 steps are kept" in err
+    code, _, err = run(monkeypatch, capsys, "fails", "--used-up")
+    assert code == 3
+    assert "VIME-BACKEND-026: the run ran out of GPU memory: CUDA out of memory. Tried to allocate 1.84 GiB." in err
+    assert "note: 2 steps are kept" in err
     code, out, _ = run(monkeypatch, capsys, "fails", "--as-json", "--json")
     assert (code, json.loads(out)["error"]["code"]) == (2, "VIME-CLI-001")  # --json is no option of that command
     monkeypatch.setenv("VIME_TRACEBACK", "1")

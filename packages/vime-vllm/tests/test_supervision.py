@@ -51,6 +51,14 @@ def test_an_exception_becomes_a_backend_error_and_ends_the_engine(supervisor: Su
     assert not core.is_alive()
 
 
+def test_an_engine_without_gpu_memory_is_told_what_needs_less(supervisor: Supervisor) -> None:
+    _engine(supervisor)
+    used_up = RuntimeError("CUDA out of memory. Tried to allocate 152.00 MiB. GPU 0 has 73.50 MiB free.")
+    with pytest.raises(BackendError, match="failed in generate: CUDA out of memory") as caught:
+        supervisor.call("generate", lambda: (_ for _ in ()).throw(used_up))
+    assert "engine.log; it ran out of GPU memory: Lower trainer.token_budget" in str(caught.value.remedy)
+
+
 def test_vime_s_own_error_stays_what_it_is(supervisor: Supervisor) -> None:
     core = _engine(supervisor)
     wrong = ConfigError("wrong", remedy="right")

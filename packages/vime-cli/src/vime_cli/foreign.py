@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from vime_core.errors import ConfigError, PluginFailed, VimeError
-from vime_core.plugins.foreign import describe_foreign
+from vime_core.plugins.foreign import describe_foreign, out_of_gpu_memory
 
 SHOW: Final = "VIME_TRACEBACK"
 """Environment variable that asks for the traceback of an unexpected error."""
@@ -25,9 +25,17 @@ def usage_error(error: BaseException) -> VimeError:
 
 
 def unexpected(error: BaseException) -> VimeError:
-    """An exception that came up to the top, with the distribution whose code raised it."""
+    """What is said of an exception that came up to the top, with its notes."""
     if os.environ.get(SHOW):
         traceback.print_exception(error, file=sys.stderr)
+    finding = out_of_gpu_memory(str(error), "the run") or _foreign(error)
+    for note in getattr(error, "__notes__", ()):
+        finding.add_note(note)
+    return finding
+
+
+def _foreign(error: BaseException) -> VimeError:
+    """An exception that came up to the top, with the distribution whose code raised it."""
     origin = next(_origins(error), "vime or Python itself")
     return PluginFailed(
         f"code of {origin} failed: {describe_foreign(error)}",

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import psutil
 
 from vime_core.errors import BackendError, VimeError
+from vime_core.plugins.foreign import out_of_gpu_memory
 
 _T = TypeVar("_T")
 _POLL_S: Final = 0.1
@@ -101,11 +102,11 @@ class Supervisor:
         """End the engine, and the error that says why, with the last lines that it wrote since the call began."""
         tail = self._last_lines()
         self.kill()
-        return BackendError(
-            f"{message}\n{tail}" if tail else message,
-            remedy=f"Read the engine's log, {self._log}; a larger rollout.timeout_s helps an engine that is only slow.",
-            code=code,
-        )
+        said = f"{message}\n{tail}" if tail else message
+        helps = "a larger rollout.timeout_s helps an engine that is only slow."
+        if (memory := out_of_gpu_memory(said, "the engine")) is not None:
+            helps = f"it ran out of GPU memory: {memory.remedy}"
+        return BackendError(said, remedy=f"Read the engine's log, {self._log}; {helps}", code=code)
 
     def end(self, shutdown: Callable[[], None], timeout_s: float) -> None:
         """Ask the engine to end, wait for it, and kill what is left."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from typing import Final
+
+from vime_core.errors import BackendError
+
+_TORCH_MEMORY: Final = re.compile(r"CUDA out of memory\.[^\n]*?(?= Of the allocated memory|\n|$)")
+_NCCL_MEMORY: Final = re.compile(r"Failed to CUDA calloc[^\n]*")
 
 
 def describe_foreign(error: BaseException) -> str:
@@ -11,3 +18,21 @@ def describe_foreign(error: BaseException) -> str:
     message = str(error).strip()
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return f"{text} (in {frames[-1].filename}, line {frames[-1].lineno})" if frames else text
+
+
+def out_of_gpu_memory(said: str, where: str) -> BackendError | None:
+    """What to do where torch, or NCCL within it, says that a GPU's memory is used up; None where it does not.
+
+    Args:
+        said: an error's text, or what a process wrote.
+        where: whose memory, such as ``the run``.
+    """
+    found = _TORCH_MEMORY.search(said) or _NCCL_MEMORY.search(said)
+    if found is None:
+        return None
+    return BackendError(
+        f"{where} ran out of GPU memory: {' '.join(found[0].split())}",
+        remedy="Lower trainer.token_budget, set trainer.megatron.recompute = 'full', set rollout.vllm.kv_cache_gib"
+        " (unset, an engine takes rollout.vllm.gpu_memory_utilization of the GPU), or free the GPU of other processes.",
+        code="VIME-BACKEND-026",
+    )
