@@ -33,7 +33,8 @@ class Ran:
 
 def vime(*arguments: str | Path, env: dict[str, str] | None = None, timeout: float = 900) -> Ran:
     """Run ``vime`` in a fresh process, with the plugins of the tests importable."""
-    variables = {**os.environ, "PYTHONPATH": str(PLUGINS), "OMP_NUM_THREADS": "1", **(env or {})}
+    places = os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", **(env or {})}
     command = [sys.executable, "-m", "vime_cli", *map(str, arguments)]
     done = subprocess.run(
         command, capture_output=True, text=True, env=variables, cwd=ROOT, timeout=timeout, stdin=subprocess.DEVNULL
