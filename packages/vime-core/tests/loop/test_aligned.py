@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from vime_core.errors import ContractViolation
-from vime_core.loop.aligned import require_aligned, require_drawn
+from vime_core.backends import AlignedTrainer, DrawingTrainer, Trainer
+from vime_core.config.load import load_config
+from vime_core.errors import ConfigError, ContractViolation
+from vime_core.loop.aligned import require_aligned, require_drawn, require_draws
 from vime_core.types import Drawn, KeptTokens, Sample
 
 
@@ -67,3 +73,16 @@ def test_another_draw_of_the_last_sample_is_named(again: Drawn, words: str) -> N
 def test_nothing_drawn_again_is_no_pass(samples: list[Sample], again: list[Drawn]) -> None:
     with pytest.raises(ContractViolation, match="nothing could be drawn again"):
         require_drawn("dense/v1", "step 0", samples, again)
+
+
+def test_evaluations_that_nothing_could_hold_to_the_contract_are_refused() -> None:
+    methods = [n for kind in (Trainer, AlignedTrainer, DrawingTrainer) for n in vars(kind) if not n.startswith("_")]
+    drawing: Any = SimpleNamespace(**dict.fromkeys(methods, print))
+    other: Any = SimpleNamespace(**dict.fromkeys(set(methods) - {"draw_again"}, print))
+    aligned = Path(__file__).parents[4] / "configs" / "aligned-smoke.toml"
+    config = load_config([aligned], ["evaluation.every=5"])[0]
+    require_draws(config, drawing)
+    with pytest.raises(ConfigError, match=r"evaluation\.every = 5 under alignment\.contract = 'dense/v1'.*draw_again"):
+        require_draws(config, other)
+    require_draws(load_config([aligned], [])[0], other)
+    require_draws(load_config([aligned], ["evaluation.every=5", "alignment.contract=''"])[0], other)

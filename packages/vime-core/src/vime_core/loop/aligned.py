@@ -6,8 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vime_core.errors import ContractViolation
+from vime_core.backends import DrawingTrainer, Trainer
+from vime_core.config.schema import RunConfig
+from vime_core.errors import ConfigError, ContractViolation
 from vime_core.types import Drawn, Float32Array, Sample
+
+
+def require_draws(config: RunConfig, trainer: Trainer) -> None:
+    """Raise ConfigError when a contract's run is to be evaluated, and its trainer could not hold evaluations to it."""
+    if config.alignment.contract and config.evaluation.every and not isinstance(trainer, DrawingTrainer):
+        raise ConfigError(
+            f"evaluation.every = {config.evaluation.every} under alignment.contract = {config.alignment.contract!r},"
+            f" and trainer.backend = {config.trainer.backend!r} has no draw_again: nothing would hold an evaluation to"
+            " the contract",
+            remedy="Set evaluation.every = 0, or choose another trainer.",
+            code="VIME-CONFIG-025",
+        )
 
 
 def require_aligned(contract: str, where: str, samples: Sequence[Sample], log_probs: Sequence[Float32Array]) -> None:

@@ -14,6 +14,7 @@ from vime_core.config.validate import resolved_table
 from vime_core.data.template import Tokenizer
 from vime_core.determinism.policy import DeterminismPolicy
 from vime_core.loop.algorithm import Algorithm, require_entropy
+from vime_core.loop.aligned import require_draws
 from vime_core.loop.data_digest import RunData, described, require_same_data
 from vime_core.loop.preparation import Preparation
 from vime_core.loop.prompts import PromptStream
@@ -90,6 +91,7 @@ def open_session(preparation: Preparation, resumption: Resumption | None = None)
         sides = stack.enter_context(open_sides(parts))
         _record_start(writer, sides, resumption, replaces=not policy.repeats)
         require_entropy(parts.algorithm, sides.trainer)
+        require_draws(config, sides.trainer)
         reference = reference_trainer(parts.algorithm, sides.trainer)
         version = restore(resumption, sides.trainer, sides.rollout) if resumption else 0
         first = resumption.next_step if resumption else 0
