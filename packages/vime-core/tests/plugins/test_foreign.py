@@ -29,6 +29,8 @@ def test_memory_that_is_used_up_is_told_with_what_helps(said: str, kept: str) ->
     assert "rollout.vllm.kv_cache_gib" in str(found.remedy)
 
 
-@pytest.mark.parametrize("said", ["", "RuntimeError: no connection", "the machine is out of memory"])
+@pytest.mark.parametrize(
+    "said", ["", "RuntimeError: no connection", "the machine is out of memory", "see 'CUDA out of memory. What now?'"]
+)
 def test_other_errors_are_not_about_gpu_memory(said: str) -> None:
     assert out_of_gpu_memory(said, "the run") is None

@@ -113,6 +113,10 @@ def test_the_prompt_index_alone_says_which_engine_answers() -> None:
     ]
     rollout._asked = [rollout._engine(r) for r in requests]
     assert [r.key for r in rollout._in_order(parts)] == [r.key for r in requests]
+    fewer = [r.key for r in rollout._in_order([parts[0], parts[1][:-1], parts[2]])]
+    assert fewer == [r.key for r in requests if r.key != (7, 1)]
+    more = [r.key for r in rollout._in_order([[*parts[0], parts[0][0]], *parts[1:]])]
+    assert more == [*(r.key for r in requests), (6, 0)]
 
 
 @pytest.mark.parametrize(

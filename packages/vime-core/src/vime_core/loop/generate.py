@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vime_core.loop.answers import require_answers
 from vime_core.loop.prompts import Prompt
 from vime_core.loop.session import Session
 from vime_core.loop.timing import PhaseTimer
@@ -33,9 +34,13 @@ def generate_samples(
         prompts: that the requests are of.
         requests: in sample order.
         timer: told the two ``phases``, generation and scoring.
+
+    Raises:
+        BackendError: the engine's completions are not those of the requests.
     """
     with timer(phases[0]):
         completions = session.rollout.generate(requests)
+        require_answers(requests, completions, session.weight_version)
     with timer(phases[1]):
         by_index = {prompt.index: prompt for prompt in prompts}
         texts = session.decode(completions)
@@ -48,8 +53,6 @@ def generate_samples(
 
 
 def _sample(request: SampleRequest, prompt: Prompt, completion: Completion, reward: float, text: str) -> Sample:
-    if completion.key != request.key:
-        raise AssertionError(f"completion {completion.key} came back for request {request.key}")
     return Sample(
         prompt_index=request.prompt_index,
         sample_index=request.sample_index,

@@ -8,7 +8,7 @@ from typing import Final
 
 from vime_core.errors import BackendError
 
-_TORCH_MEMORY: Final = re.compile(r"CUDA out of memory\.[^\n]*?(?= Of the allocated memory|\n|$)")
+_TORCH_MEMORY: Final = re.compile(r"CUDA out of memory\. Tried to allocate[^\n]*?(?= Of the allocated memory|\n|$)")
 _NCCL_MEMORY: Final = re.compile(r"Failed to CUDA calloc[^\n]*")
 
 

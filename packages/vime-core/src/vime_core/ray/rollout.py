@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from vime_core.backends import NamedTensors, Taps
@@ -60,9 +61,13 @@ class RayRollout:
         return [[r for r in requests if self._engine(r) == number] for number in numbers]
 
     def _in_order(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
-        """What the engines answered, in the order of the requests of the last `generate`."""
+        """What the engines answered, in the order of the requests of the last `generate`.
+
+        An engine that answers more or less than it was asked is for the caller to find: nothing is left out or made up.
+        """
         answers = [iter(part) for part in parts]
-        return [next(answers[engine]) for engine in self._asked]
+        asked = [answer for engine in self._asked for answer in islice(answers[engine], 1)]
+        return [*asked, *chain.from_iterable(answers)]
 
     def _agreed(self, found: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
         return agreed("weights", self._crew.members, found)
