@@ -54,8 +54,10 @@ print("hello from an import")
 def vime_commands():
     print("hello from a hook")
     yield Command("fails", "Raises.", "printing_plugin:fails")
-def fails(as_json: bool = False, used_up: bool = False):
+def fails(as_json: bool = False, used_up: bool = False, cancelled: bool = False):
     print("hello from a command")
+    if cancelled:
+        raise __import__("asyncio").CancelledError
     error = RuntimeError("no connection" if not used_up else "CUDA out of memory. Tried to allocate 1.84 GiB.")
     error.add_note("2 steps are kept")
     raise error
@@ -97,6 +99,10 @@ def test_a_command_that_raises_is_a_finding_that_names_its_distribution(
     assert code == 3
     assert "VIME-BACKEND-026: the run ran out of GPU memory: CUDA out of memory. Tried to allocate 1.84 GiB." in err
     assert "note: 2 steps are kept" in err
+    assert "note: raised in " in err
+    code, _, err = run(monkeypatch, capsys, "fails", "--cancelled")
+    assert code == 3
+    assert "VIME-CLI-003: code of printing-dist failed: CancelledError (in " in err
     code, out, _ = run(monkeypatch, capsys, "fails", "--as-json", "--json")
     assert (code, json.loads(out)["error"]["code"]) == (2, "VIME-CLI-001")  # --json is no option of that command
     monkeypatch.setenv("VIME_TRACEBACK", "1")

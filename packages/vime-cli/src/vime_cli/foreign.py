@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from vime_core.errors import ConfigError, PluginFailed, VimeError
-from vime_core.plugins.foreign import describe_foreign, out_of_gpu_memory
+from vime_core.plugins.foreign import describe_foreign, out_of_gpu_memory, place_of, text_of, with_notes
 
 SHOW: Final = "VIME_TRACEBACK"
 """Environment variable that asks for the traceback of an unexpected error."""
@@ -28,10 +28,10 @@ def unexpected(error: BaseException) -> VimeError:
     """What is said of an exception that came up to the top, with its notes."""
     if os.environ.get(SHOW):
         traceback.print_exception(error, file=sys.stderr)
-    finding = out_of_gpu_memory(str(error), "the run") or _foreign(error)
-    for note in getattr(error, "__notes__", ()):
-        finding.add_note(note)
-    return finding
+    if memory := out_of_gpu_memory(text_of(error), "the run"):
+        memory.add_note(f"raised in {place_of(error)}")
+        return with_notes(memory, error)
+    return with_notes(_foreign(error), error)
 
 
 def _foreign(error: BaseException) -> VimeError:

@@ -82,12 +82,16 @@ def _answer(*, as_json: bool) -> int:
         return error.exit_code
     except typer.Abort:
         return 130
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except (
+        BaseException
+    ) as error:  # asyncio's and generators' own too: Python would end with 1, as if a verdict did not hold
         return _other(error, as_json=as_json)
     return result if isinstance(result, int) else 0
 
 
-def _other(error: Exception | SystemExit, *, as_json: bool) -> int:
+def _other(error: BaseException, *, as_json: bool) -> int:
     """A wrong command line, else what should not have come so far: exit code 1 is kept for what does not hold."""
     if isinstance(error, SystemExit) and raised_by_typer(error):
         return error.code if isinstance(error.code, int) else 0

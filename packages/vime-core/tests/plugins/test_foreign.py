@@ -19,6 +19,8 @@ NCCL = "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFail
         (f"{TORCH} Of the allocated memory 1.87 GiB is allocated by PyTorch", TORCH),
         (f"  | (EngineCore pid=7) torch.OutOfMemoryError: {TORCH}\n  | (EngineCore pid=7) more", TORCH),
         (NCCL, "Failed to CUDA calloc async 24 bytes"),
+        ("AcceleratorError: CUDA error: out of memory\nCompile with", "CUDA error: out of memory"),
+        ("[0] NCCL WARN Cuda failure 2 'out of memory'", "Cuda failure 2 'out of memory'"),
     ],
 )
 def test_memory_that_is_used_up_is_told_with_what_helps(said: str, kept: str) -> None:

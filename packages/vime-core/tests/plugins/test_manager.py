@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from blake3 import blake3
 
-from vime_core.errors import PluginError, PluginFailed
+from vime_core.errors import BackendError, PluginError, PluginFailed
 from vime_core.plugins import AlignedSide, MetricSink, ModelStructure, Registration, Reward, TrainerBackend, hookimpl
 from vime_core.plugins.manager import PluginInfo, PluginManager, PluginSelection
 from vime_core.plugins.types import EXTRAS
@@ -391,6 +391,20 @@ def test_what_a_hook_raises_names_its_distribution() -> None:
         manager.hook.vime_after_step(step=1, metrics={})
     assert (e.value.exit_code, e.value.code) == (3, "VIME-PLUGIN-007")
     assert "test_manager.py, line" in e.value.message
+
+
+def test_what_fails_for_want_of_gpu_memory_says_what_needs_less_and_keeps_notes() -> None:
+    manager = PluginManager()
+    manager.register(_rewards("r"), _info("one"))
+    (reward,) = manager.of_kind(Reward)
+    used_up = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full.")
+    used_up.add_note("two steps are kept")
+    with (
+        pytest.raises(BackendError, match=r"reward 'r' of dist-one 1\.2 ran out of GPU memory: CUDA out of") as caught,
+        manager.guarding(reward),
+    ):
+        raise used_up
+    assert caught.value.__notes__ == ["two steps are kept"]
 
 
 def test_what_a_registration_s_code_raises_names_its_distribution() -> None:

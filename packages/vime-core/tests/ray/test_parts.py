@@ -96,6 +96,9 @@ def test_more_than_there_is_names_both() -> None:
         require_room(demands, {"CPU": 2.0, "GPU": 2.0}, "this machine")
     with pytest.raises(ConfigError, match="reserve 3 GPU, and this machine has 0"):
         require_room(demands, {"CPU": 2.0}, "this machine")
+    many = [Demand(f"engine {number}", {"CPU": 1.0}) for number in range(5000)]
+    with pytest.raises(ConfigError, match=r"5000 actors \(engine 0, [^)]{,60}, \.\.\., engine 4999\) reserve 5000 CPU"):
+        require_room(many, {"CPU": 2.0}, "this machine")
 
 
 def request(prompt: int, sample: int) -> SampleRequest:
@@ -191,10 +194,16 @@ def test_engines_draw_by_the_contract_when_each_of_them_does(monkeypatch: pytest
         host._held = held
         assert host.draws_by_contract() is draws
     rollout, said = AlignedRayRollout(Crew([])), [True, False]
+    rollout._crew.members = (member(0), member(1))
     monkeypatch.setattr(rollout._crew, "call", lambda method: said if method == "draws_by_contract" else [])
-    assert not rollout.draws_by_contract()
+    with pytest.raises(
+        ContractViolation, match=r"trainer rank 1 .* does not draw by the contract's draw, and trainer rank 0"
+    ):
+        rollout.draws_by_contract()
     said[1] = True
     assert rollout.draws_by_contract()
+    said[:] = [False, False]
+    assert not rollout.draws_by_contract()
 
 
 def test_nothing_of_this_imports_ray() -> None:

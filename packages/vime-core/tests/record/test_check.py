@@ -183,6 +183,16 @@ CASES += [
     (edit_seal(lambda t: t.update(format="vime-record/9")), "seal.json: its format is 'vime-record/9'"),
     (lambda d: (d / "metrics.jsonl").write_text("{}\n"), "metrics.jsonl is not what was sealed"),
     (lambda d: (d / "metrics.jsonl").write_text('{"a": 1, "a": 2}\n'), "the key 'a' comes twice"),
+    (lambda d: (d / "metrics.jsonl").write_text('{"step": [1]}\n'), "metrics.jsonl: a line's step is [1]"),
+    (lambda d: (d / "metrics.jsonl").write_text('{"step": true}\n'), "metrics.jsonl: a line's step is True"),
+    (
+        edit_seal(lambda t: t["files"].update({"../a": "0" * 64})),
+        "seal.json lists '../a', which is no file",
+    ),
+    (
+        edit_seal(lambda t: t["files"].update({"/etc/a": "0" * 64})),
+        "seal.json lists '/etc/a', which is no file",
+    ),
     (lambda d: (d / "taps").mkdir() or (d / "taps" / "x").touch(), "taps/x was not there when the record was sealed"),
     (
         edit_parquet("evaluation/step-000001.parquet", "response_text", lambda v: v.__setitem__(0, "!")),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from vime_core.config.schema import PositiveInt
+from vime_core.config.schema import ActorCount
 from vime_core.plugins.types import Options
 
 
@@ -21,9 +21,9 @@ class MegatronOptions(Options):
     recompute: Literal["none", "full", "selective"] = Field(
         "none", description="Run the forward again in the backward: of whole layers (full) or of core attention."
     )
-    tensor_parallel: PositiveInt = Field(1, description="Ranks that share each tensor.")
-    data_parallel: PositiveInt = Field(1, description="Ranks that share a step's microbatches.")
-    expert_parallel: PositiveInt = Field(
+    tensor_parallel: ActorCount = Field(1, description="Ranks that share each tensor.")
+    data_parallel: ActorCount = Field(1, description="Ranks that share a step's microbatches.")
+    expert_parallel: ActorCount = Field(
         1, description="Ranks, of those of data_parallel, that share a layer's experts."
     )
     expert_dispatcher: str = Field(

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializeAsAn
 from vime_core.config.paths import LatePath, UserPath
 
 PositiveInt = Annotated[int, Field(gt=0)]
+ActorCount = Annotated[int, Field(gt=0, le=65536)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -256,7 +257,7 @@ class RolloutSection(PluginSection):
     """The engine that generates."""
 
     backend: str = Field(default="vllm", description="Rollout plugin.")
-    engines: PositiveInt = Field(
+    engines: ActorCount = Field(
         default=1, description="Engines that generate; prompt number n goes to engine n modulo engines."
     )
     context_length: PositiveInt = Field(default=1024, description="Prompt and response tokens of one sequence.")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import pluggy
 
 from vime_core.errors import PluginError, PluginFailed, VimeError
-from vime_core.plugins.foreign import describe_foreign
+from vime_core.plugins.foreign import describe_foreign, out_of_gpu_memory, text_of, with_notes
 from vime_core.plugins.markers import PROJECT
 from vime_core.plugins.source import package_sources, source_version
 from vime_core.plugins.specs import LifecycleSpecs, RegistrationSpecs
@@ -123,7 +123,12 @@ class PluginManager:
         return _Hooks(self)
 
     def call_hook(self, name: str, arguments: dict[str, Any]) -> list[Any]:
-        """Call a lifecycle hook of every plugin; the results that are not None. Raises PluginFailed."""
+        """Call a lifecycle hook of every plugin; the results that are not None.
+
+        Raises:
+            PluginFailed: one raised something that is no VimeError.
+            BackendError: the GPU's memory was used up.
+        """
         caller = getattr(self._pluggy.hook, name)
         try:
             return [list(r) if inspect.isgenerator(r) else r for r in cast("list[Any]", caller(**arguments))]
@@ -138,6 +143,7 @@ class PluginManager:
 
         Raises:
             PluginFailed: the code raised something that is no VimeError; SystemExit included.
+            BackendError: the GPU's memory was used up.
         """
         try:
             yield
@@ -152,12 +158,13 @@ class PluginManager:
         found = self._found.entries.get(registration.claims[0])
         return found.plugin.origin if found else "an unknown plugin"
 
-    def _failed(self, what: str, origin: str, error: BaseException) -> PluginFailed:
-        return PluginFailed(
+    def _failed(self, what: str, origin: str, error: BaseException) -> VimeError:
+        finding = out_of_gpu_memory(text_of(error), f"{what} of {origin}") or PluginFailed(
             f"{what} of {origin} failed: {describe_foreign(error)}",
             remedy=f"Correct it, report it to the authors of {origin}, or do without (plugins.disable).",
             code="VIME-PLUGIN-007",
         )
+        return with_notes(finding, error)
 
     def _origin_of(self, hook: str, trace: TracebackType | None) -> str:
         """Whose implementation of the hook a traceback runs through."""

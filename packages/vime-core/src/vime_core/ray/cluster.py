@@ -26,6 +26,8 @@ _OWN: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": 
 """Ray's settings for a cluster of our own: nothing is reported, and nobody but the kernel ends a process for memory."""
 _LONGEST: Final = 40
 """Characters of Ray's directory: the sockets in it must have names of at most 107."""
+_NAMED: Final = 8
+"""Most actors that a message names."""
 _POLL_S: Final = 0.2
 _ANSWER_S: Final = 5.0
 _HOST_PORT: Final = re.compile(r"(\[[^\]]+\]|[^:/\[\]]+):(\d+)")
@@ -164,7 +166,7 @@ def require_room(demands: Sequence[Demand], present: Resources, where: str) -> N
     for name, asked in _sum(demands).items():
         if asked > present.get(name, 0.0):
             raise ConfigError(
-                f"{len(demands)} actors ({', '.join(demand.who for demand in demands)}) reserve {asked:g} {name}, and"
+                f"{len(demands)} actors ({_names(demands)}) reserve {asked:g} {name}, and"
                 f" {where} has {present.get(name, 0.0):g}",
                 remedy="Add nodes, ask for fewer ranks or engines, or lower run.ray.cpus_per_rank, cpus_per_engine,"
                 " gpus_per_rank or gpus_per_engine (0.5: two share one).",
@@ -181,6 +183,11 @@ def _require_node(demands: Sequence[Demand], nodes: Sequence[Resources]) -> None
                 remedy="Add a larger node, or lower what an actor reserves in [run.ray].",
                 code="VIME-CONFIG-072",
             )
+
+
+def _names(demands: Sequence[Demand]) -> str:
+    names = [demand.who for demand in demands]
+    return ", ".join(names if len(names) <= _NAMED else [*names[: _NAMED - 2], "...", names[-1]])
 
 
 def _sum(demands: Sequence[Demand]) -> dict[str, float]:

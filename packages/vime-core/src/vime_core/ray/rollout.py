@@ -7,6 +7,7 @@ from itertools import chain, islice
 from typing import Any
 
 from vime_core.backends import NamedTensors, Taps
+from vime_core.errors import ContractViolation
 from vime_core.ray.crew import Crew, agreed
 from vime_core.ray.library import ray
 from vime_core.ray.tensors import RemoteTensors, chunks
@@ -77,8 +78,20 @@ class AlignedRayRollout(RayRollout):
     """See `vime_core.backends.AlignedRollout`."""
 
     def draws_by_contract(self) -> bool:
-        """See `vime_core.backends.DrawingRollout`: whether every engine does."""
-        return all(self._crew.call("draws_by_contract"))
+        """See `vime_core.backends.DrawingRollout`: whether every engine does.
+
+        Raises:
+            ContractViolation: some do, and others do not, so that part of the tokens would be compared with nothing.
+        """
+        found: list[bool] = self._crew.call("draws_by_contract")
+        if len(set(found)) > 1:
+            raise ContractViolation(
+                f"{self._crew.members[found.index(False)]} does not draw by the contract's draw, and"
+                f" {self._crew.members[found.index(True)]} does",
+                remedy="All engines of a run must be alike: the same packages and variables on every node.",
+                code="VIME-ALIGN-009",
+            )
+        return all(found)
 
     def record_taps(self, request: SampleRequest) -> Taps:
         """Of the engine that answers this prompt."""

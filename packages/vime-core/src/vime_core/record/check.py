@@ -234,11 +234,14 @@ def _told_metrics(record: RunRecord) -> Iterator[str]:
     steps = {entry.step: entry for entry in record.steps}
     try:
         for line in record.told_metrics():
-            entry = steps.get(line.get("step", -1))
+            if type(step := line.get("step", -1)) is not int:
+                yield f"{METRICS}: a line's step is {step!r}"
+                continue
+            entry = steps.get(step)
             for name, text in entry.metrics.items() if entry else ():
                 told = line.get(name, text)
                 if told is not text and not _same_number(told, text):
-                    yield f"{METRICS}: {name} of step {line['step']} is {told}, and {STEPS} says {text}"
+                    yield f"{METRICS}: {name} of step {step} is {told}, and {STEPS} says {text}"
     except RecordError as error:
         yield error.message
 

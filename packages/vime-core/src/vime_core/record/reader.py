@@ -145,7 +145,7 @@ class RunRecord:
     def told_metrics(self) -> Iterator[Mapping[str, Any]]:
         """The lines of ``metrics.jsonl``. Raises RecordError where one is no JSON object or has a key twice."""
         path = self.directory / METRICS
-        for number, line in enumerate(read_file(path).split(b"\n")[:-1] if path.exists() else (), 1):
+        for number, line in enumerate(read_file(path).split(b"\n")[:-1] if path.is_file() else (), 1):
             table = loads(path, line, number, constants=True)
             if not isinstance(table, dict):
                 raise damaged(path, f"line {number} is no JSON object")

@@ -79,6 +79,9 @@ def seal_findings(record: RunRecord) -> Iterator[str]:
 def _file_findings(directory: Path, files: Mapping[str, str]) -> Iterator[str]:
     for name, digest in files.items():
         path = directory / name
+        if ".." in path.parts[len(directory.parts) :] or not path.is_relative_to(directory):
+            yield f"{SEAL} lists {name!r}, which is no file of a record"
+            continue
         if not path.is_file():
             yield f"{name} is missing, although it was sealed"
             continue
