@@ -84,9 +84,8 @@ def _answer(*, as_json: bool) -> int:
         return 130
     except KeyboardInterrupt:
         raise
-    except (
-        BaseException
-    ) as error:  # asyncio's and generators' own too: Python would end with 1, as if a verdict did not hold
+    except BaseException as error:
+        # asyncio's and generators' own too, for which Python would end with 1, as if a verdict did not hold.
         return _other(error, as_json=as_json)
     return result if isinstance(result, int) else 0
 

@@ -24,15 +24,21 @@ def test_answers_in_their_order_pass() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda a: a[:2], "none of them is prompt 3, sample 2"),
-        (lambda a: a[:0], "none of them is prompt 3, sample 0"),
-        (lambda a: [*a, a[1]], "prompt 3, sample 1 comes 2 times"),
-        (lambda a: [*a, replace(a[0], prompt_index=9)], "nobody asked for prompt 9, sample 0"),
-        (lambda a: [a[1], a[0], a[2]], "prompt 3, sample 1 stands where prompt 3, sample 0 was asked for"),
-        (lambda a: [*a[:2], replace(a[2], tokens=(5,))], "prompt 3, sample 2 has 2 log-probs for 1 tokens"),
-        (lambda a: [replace(a[0], weight_version=6), *a[1:]], "prompt 3, sample 0 is of weight version 6, not 7"),
+        (lambda a: a[:2], "missing sample: prompt 3, sample 2"),
+        (lambda a: a[:0], "missing sample: prompt 3, sample 0"),
+        (lambda a: [*a, a[1]], "duplicated sample: prompt 3, sample 1: the engine answered it 2 times"),
+        (lambda a: [*a, replace(a[0], prompt_index=9)], "foreign sample: prompt 9, sample 0"),
+        (lambda a: [a[1], a[0], a[2]], "collection order: prompt 3, sample 1: the engine answered it at place 0"),
+        (
+            lambda a: [*a[:2], replace(a[2], tokens=(5,))],
+            "dropped token: prompt 3, sample 2: the engine has 2 log-probs for 1 tokens",
+        ),
+        (
+            lambda a: [replace(a[0], weight_version=6), *a[1:]],
+            "weight version: prompt 3, sample 0: the engine computed it with weight version 6, not 7",
+        ),
     ],
 )
 def test_others_are_named(change: Callable[[list[Completion]], list[Completion]], what: str) -> None:
-    with pytest.raises(BackendError, match=f"of 3 requests, and {what}"):
+    with pytest.raises(BackendError, match=f"of 3 requests; {what}"):
         require_answers(REQUESTS, change(ANSWERS), 7)

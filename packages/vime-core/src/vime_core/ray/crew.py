@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vime_core.errors import BackendError, ContractViolation, VimeError
-from vime_core.plugins.foreign import out_of_gpu_memory
+from vime_core.plugins.foreign import out_of_gpu_memory, text_of
 from vime_core.ray.hosts import Place
 from vime_core.ray.library import ray
 
@@ -111,7 +111,7 @@ def _cause(what: str, member: Member, error: Exception, waiting: Mapping[Any, Me
         return reason
     for other, death in _deaths(waiting):
         return _death(what, other, death)
-    if short := out_of_gpu_memory(str(reason or error), f"{member}, in {what},"):
+    if short := out_of_gpu_memory(text_of(reason or error), f"{member}, in {what},"):
         return short
     return BackendError(
         f"{member} failed in {what}: {type(reason or error).__name__}: {_first_line(reason or error)}{_tail(member)}",

@@ -76,16 +76,25 @@ def matching_faults(
     """
     faults = [*_seeds(requests)]
     wanted = [request.key for request in requests]
-    sides: tuple[tuple[Side, Sequence[Scored]], ...] = (("engine", engine), ("trainer", trainer))
-    for side, scored in sides:
-        faults += _keys(side, wanted, [one.key for one in scored])
-        faults += (fault for one in scored for fault in _whole(side, one, weight_version))
+    faults += _of_side("engine", wanted, engine, weight_version)
+    faults += _of_side("trainer", wanted, trainer, weight_version)
     if not faults:
         faults += _ends(requests, engine)
         faults += [] if stops is None else _stops(requests, engine, stops)
         faults += _order(wanted, [one.key for one in engine])
         faults += _tokens(engine, trainer)
     return faults
+
+
+def answer_faults(requests: Sequence[SampleRequest], engine: Sequence[Scored], weight_version: int) -> list[Fault]:
+    """Of these faults those that an engine's answers alone show, whatever ended them."""
+    wanted = [request.key for request in requests]
+    return [*_of_side("engine", wanted, engine, weight_version)] or [*_order(wanted, [one.key for one in engine])]
+
+
+def _of_side(side: Side, wanted: Sequence[SampleKey], scored: Sequence[Scored], weight_version: int) -> Iterator[Fault]:
+    yield from _keys(side, wanted, [one.key for one in scored])
+    yield from (fault for one in scored for fault in _whole(side, one, weight_version))
 
 
 def _seeds(requests: Sequence[SampleRequest]) -> Iterator[Fault]:
