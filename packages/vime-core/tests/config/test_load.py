@@ -128,6 +128,11 @@ def test_a_learning_rate_is_finite_and_not_negative(value: float, plugins: Plugi
     assert refuse(minimal(trainer={"lr": value}), plugins).message.startswith("trainer.lr = ")
 
 
+def test_more_engines_than_any_cluster_has_are_refused(plugins: PluginManager) -> None:
+    assert validate(minimal(rollout={"engines": 65536}), plugins).rollout.engines == 65536
+    assert refuse(minimal(rollout={"engines": 65537}), plugins).message.startswith("rollout.engines = 65537: ")
+
+
 def test_a_missing_key_is_named(plugins: PluginManager) -> None:
     raw = minimal()
     del raw["reward"]["name"]
